@@ -18,6 +18,8 @@ pub struct Node {
     pub cpus: u32,
     /// Whether Slurm would start a job there: up, not drained, not completing, not reserved.
     pub usable: bool,
+    /// Whether slices may go there: an agent is connected that keeps their leases.
+    pub lendable: bool,
     /// Whether no job at all runs there (a job that asks for whole nodes needs that).
     pub empty: bool,
     /// Partitions it belongs to.

@@ -57,9 +57,13 @@ impl Kind {
                 State::Joined,
                 State::Settled,
             ],
-            Kind::Shrink => {
-                &[State::Proposed, State::Announced, State::Drained, State::Released, State::Confirmed]
-            }
+            Kind::Shrink => &[
+                State::Proposed,
+                State::Announced,
+                State::Drained,
+                State::Released,
+                State::Confirmed,
+            ],
         }
     }
 
@@ -120,11 +124,17 @@ mod tests {
     #[test]
     fn only_forward() {
         use State::*;
-        assert_eq!(Kind::Grow.between(Requested, Announced), [Granted, Announced]);
+        assert_eq!(
+            Kind::Grow.between(Requested, Announced),
+            [Granted, Announced]
+        );
         assert!(Kind::Grow.between(Announced, Granted).is_empty());
         assert!(Kind::Grow.between(Granted, Granted).is_empty());
         assert!(Kind::Shrink.between(Proposed, Joined).is_empty());
-        assert_eq!(Kind::Shrink.between(Drained, Confirmed), [Released, Confirmed]);
+        assert_eq!(
+            Kind::Shrink.between(Drained, Confirmed),
+            [Released, Confirmed]
+        );
         for kind in [Kind::Grow, Kind::Shrink] {
             let (last, rest) = kind.arrows().split_last().unwrap();
             assert!(last.is_final() && rest.iter().all(|s| !s.is_final()));

@@ -37,32 +37,57 @@ pub(crate) fn lend(
         let got: GpuCount = slices.iter().map(|(_, n)| n).sum();
         if got == 0 {
             let here: GpuCount = eligible(cluster, group).map(|(i, _)| free(room, i)).sum();
-            let reason = Reason::NoIdleGpus { idle: here, kept, step: group.range.step };
+            let reason = Reason::NoIdleGpus {
+                idle: here,
+                kept,
+                step: group.range.step,
+            };
             plan.notes.insert(group.base, reason);
             continue;
         }
         let from = group.size();
-        let reason = Reason::IdleGpus { idle, takers: count, from, to: from + got };
-        plan.actions.push(Action::Grow { base: group.base, slices, reason });
+        let reason = Reason::IdleGpus {
+            idle,
+            takers: count,
+            from,
+            to: from + got,
+        };
+        plan.actions.push(Action::Grow {
+            base: group.base,
+            slices,
+            reason,
+        });
     }
 }
 
 /// Why a group cannot grow in this round, whatever is idle.
 fn obstacle(group: &Group, config: &Config, now: Seconds) -> Option<Reason> {
     if let Some(order) = &group.in_flight {
-        return Some(Reason::InFlight { order: order.clone() });
+        return Some(Reason::InFlight {
+            order: order.clone(),
+        });
     }
     let size = group.size();
     if group.range.fit(group.base_gpus, size + group.range.step) <= size {
-        return Some(Reason::AtMax { size, max: group.range.max });
+        return Some(Reason::AtMax {
+            size,
+            max: group.range.max,
+        });
     }
     if !group.ready {
         return Some(Reason::NotReady);
     }
-    if let Some(left) = group.ends_at.map(|t| t.saturating_sub(now)).filter(|l| *l < config.ends_soon) {
+    if let Some(left) = group
+        .ends_at
+        .map(|t| t.saturating_sub(now))
+        .filter(|l| *l < config.ends_soon)
+    {
         return Some(Reason::EndsSoon { left });
     }
-    let left = group.retry_at.map(|t| t.saturating_sub(now)).filter(|l| *l > 0)?;
+    let left = group
+        .retry_at
+        .map(|t| t.saturating_sub(now))
+        .filter(|l| *l > 0)?;
     Some(Reason::BackOff { left })
 }
 
@@ -79,33 +104,52 @@ fn eligible<'a>(cluster: &'a Cluster, group: &'a Group) -> impl Iterator<Item = 
     };
     cluster.nodes.iter().enumerate().filter(move |(_, n)| {
         n.usable
+            && n.lendable
             && n.partitions.contains(&group.partition)
-            && group.kind.as_ref().is_none_or(|k| n.kind.as_ref() == Some(k))
-            && group.feature.as_ref().is_none_or(|f| n.features.contains(f))
+            && group
+                .kind
+                .as_ref()
+                .is_none_or(|k| n.kind.as_ref() == Some(k))
+            && group
+                .feature
+                .as_ref()
+                .is_none_or(|f| n.features.contains(f))
             && (group.locality == Locality::Any || near(&n.name))
     })
 }
 
 /// GPUs that a group could take on a node: idle ones with CPUs to go with them.
 fn usable(room: &Room, group: &Group, node: usize) -> GpuCount {
-    let Some(f) = room.nodes.get(node) else { return 0 };
-    f.gpus.min(f.cpus.checked_div(group.cpus_per_gpu).unwrap_or(f.gpus))
+    let Some(f) = room.nodes.get(node) else {
+        return 0;
+    };
+    f.gpus
+        .min(f.cpus.checked_div(group.cpus_per_gpu).unwrap_or(f.gpus))
 }
 
 /// Decides how many each gets, without deciding where: always the smallest that can still take a step.
 fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)]) {
-    let mut left: BTreeMap<usize, GpuCount> = (0..cluster.nodes.len()).map(|n| (n, free(room, n))).collect();
+    let mut left: BTreeMap<usize, GpuCount> = (0..cluster.nodes.len())
+        .map(|n| (n, free(room, n)))
+        .collect();
     let mut open: Vec<usize> = (0..takers.len()).collect();
     while let Some(at) = open
         .iter()
         .copied()
         .min_by_key(|i| takers.get(*i).map(|(g, more)| (g.size() + more, g.base)))
     {
-        let Some((group, more)) = takers.get_mut(at) else { break };
+        let Some((group, more)) = takers.get_mut(at) else {
+            break;
+        };
         let step = group.range.step;
         let grown = group.size() + *more + step;
         let nodes: Vec<usize> = eligible(cluster, group).map(|(i, _)| i).collect();
-        let reach = |n: &usize| left.get(n).copied().unwrap_or(0).min(usable(room, group, *n));
+        let reach = |n: &usize| {
+            left.get(n)
+                .copied()
+                .unwrap_or(0)
+                .min(usable(room, group, *n))
+        };
         let there: GpuCount = if group.locality == Locality::Node && group.size() == 0 {
             nodes.iter().map(reach).max().unwrap_or(0)
         } else {
@@ -128,14 +172,20 @@ fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)])
 
 /// Chooses nodes for `more` GPUs: as few and as large slices as can be, on nodes where the job is not yet, best
 /// fit first. Books them; what remains is cut back to a multiple of STEP.
-fn place(cluster: &Cluster, room: &mut Room, group: &Group, more: GpuCount) -> Vec<(NodeName, GpuCount)> {
+fn place(
+    cluster: &Cluster,
+    room: &mut Room,
+    group: &Group,
+    more: GpuCount,
+) -> Vec<(NodeName, GpuCount)> {
     let present = |name: &NodeName| {
-        (group.base_gpus > 0 && group.base_nodes.contains(name)) || group.slices.iter().any(|s| s.node == *name)
+        (group.base_gpus > 0 && group.base_nodes.contains(name))
+            || group.slices.iter().any(|s| s.node == *name)
     };
     let one_node = group.locality == Locality::Node && group.size() == 0;
     let mut chosen: Vec<(usize, GpuCount)> = vec![];
     let mut missing = more;
-    while missing > 0 && !(one_node && !chosen.is_empty()) {
+    while missing > 0 && (chosen.is_empty() || !one_node) {
         let spots = eligible(cluster, group)
             .map(|(i, n)| (i, usable(room, group, i), present(&n.name)))
             .filter(|(i, room, _)| *room > 0 && !chosen.iter().any(|(c, _)| c == i));
@@ -151,7 +201,9 @@ fn place(cluster: &Cluster, room: &mut Room, group: &Group, more: GpuCount) -> V
     // Back to whole steps: the last and smallest slices give.
     let mut over = (more - missing) % group.range.step;
     while over > 0 {
-        let Some((_, last)) = chosen.last_mut() else { break };
+        let Some((_, last)) = chosen.last_mut() else {
+            break;
+        };
         let cut = over.min(*last);
         *last -= cut;
         over -= cut;
@@ -162,9 +214,14 @@ fn place(cluster: &Cluster, room: &mut Room, group: &Group, more: GpuCount) -> V
     for (node, take) in &chosen {
         if let Some(f) = room.nodes.get_mut(*node) {
             f.gpus -= take;
-            f.cpus = f.cpus.saturating_sub(take.saturating_mul(group.cpus_per_gpu));
+            f.cpus = f
+                .cpus
+                .saturating_sub(take.saturating_mul(group.cpus_per_gpu));
         }
     }
     let name = |n: usize| cluster.nodes.get(n).map(|node| node.name.clone());
-    chosen.into_iter().filter_map(|(n, take)| Some((name(n)?, take))).collect()
+    chosen
+        .into_iter()
+        .filter_map(|(n, take)| Some((name(n)?, take)))
+        .collect()
 }

@@ -1,0 +1,243 @@
+//! The slurm port: pliantd's side of the bridge, a child process that links libslurm and may crash, hang or be
+//! killed. It is started again with back-off; meanwhile the view only grows older.
+
+use crate::view::SlurmView;
+use crate::{Input, now};
+use anyhow::{Context as _, bail, ensure};
+use pliant_model::{JobId, Reason, Seconds};
+use pliant_protocol::bridge::{Answer, Ask, Reply, Request};
+use pliant_protocol::codec;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep, timeout};
+
+/// How long the bridge may take for one answer. slurmctld may be busy; beyond this it is taken for hung.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// Least time between two looks, whoever asks.
+const LEAST_GAP: Duration = Duration::from_secs(1);
+/// Longest wait between two attempts.
+const MAX_BACK_OFF: Duration = Duration::from_secs(60);
+
+/// A slice to cancel.
+#[derive(Debug)]
+pub struct Cancel {
+    /// The slice.
+    pub slice: JobId,
+    /// Its base.
+    pub base: JobId,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// How to run the bridge.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its file.
+    pub bridge: PathBuf,
+    /// slurm.conf, where it is not Slurm's default.
+    pub conf: PathBuf,
+    /// Seconds between two looks.
+    pub interval: Seconds,
+}
+
+struct Bridge {
+    // Dropping it kills the child.
+    _child: Child,
+    to: ChildStdin,
+    from: ChildStdout,
+    next: u64,
+}
+
+impl Bridge {
+    fn start(port: &Port) -> anyhow::Result<Bridge> {
+        let mut command = Command::new(&port.bridge);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        if !port.conf.as_os_str().is_empty() {
+            command.env("SLURM_CONF", &port.conf);
+        }
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("start the bridge {}", port.bridge.display()))?;
+        let to = child.stdin.take().context("no stdin")?;
+        let from = child.stdout.take().context("no stdout")?;
+        Ok(Bridge {
+            _child: child,
+            to,
+            from,
+            next: 1,
+        })
+    }
+
+    async fn ask(&mut self, ask: Ask) -> anyhow::Result<Answer> {
+        timeout(DEADLINE, self.exchange(ask))
+            .await
+            .context("the bridge did not answer in time")?
+    }
+
+    async fn exchange(&mut self, ask: Ask) -> anyhow::Result<Answer> {
+        let id = self.next;
+        self.next += 1;
+        self.to
+            .write_all(&codec::encode(&Request { id, ask })?)
+            .await?;
+        self.to.flush().await?;
+        let length = self.from.read_u32().await.context("the bridge has ended")?;
+        let size = usize::try_from(length)?;
+        ensure!(
+            (1..=codec::MAX_BRIDGE_FRAME).contains(&size),
+            "the bridge announced {length} bytes"
+        );
+        let mut payload = vec![0; size];
+        self.from.read_exact(&mut payload).await?;
+        let reply: Reply = codec::decode(&payload)?;
+        ensure!(reply.id == id, "answer {} to question {id}", reply.id);
+        Ok(reply.answer)
+    }
+
+    async fn look(&mut self) -> anyhow::Result<SlurmView> {
+        let jobs = match self.ask(Ask::Jobs).await? {
+            Answer::Jobs { jobs, .. } => jobs,
+            other => bail!("jobs: {}", refusal(&other)),
+        };
+        let nodes = match self.ask(Ask::Nodes).await? {
+            Answer::Nodes { nodes, .. } => nodes,
+            other => bail!("nodes: {}", refusal(&other)),
+        };
+        Ok(SlurmView {
+            jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
+            nodes,
+        })
+    }
+}
+
+fn refusal(answer: &Answer) -> String {
+    match answer {
+        Answer::Error { errno, text } => format!("{text} ({errno})"),
+        other => format!("unexpected answer {other:?}")
+            .chars()
+            .take(200)
+            .collect(),
+    }
+}
+
+/// Runs the port for ever: looks every interval and when `soon` is notified, and cancels what is asked for.
+pub async fn run(
+    port: Port,
+    soon: Arc<Notify>,
+    mut cancels: mpsc::Receiver<Cancel>,
+    inputs: mpsc::Sender<Input>,
+) {
+    let interval = Duration::from_secs(port.interval);
+    let mut bridge: Option<Bridge> = None;
+    let mut failures = 0u32;
+    let mut last = Instant::now() - interval;
+    loop {
+        let wait = match failures {
+            0 => interval,
+            n => (LEAST_GAP * 2u32.saturating_pow(n.min(6))).min(MAX_BACK_OFF),
+        };
+        tokio::select! {
+            () = sleep(wait.saturating_sub(last.elapsed())) => {}
+            () = soon.notified(), if failures == 0 => sleep(LEAST_GAP.saturating_sub(last.elapsed())).await,
+            cancel = cancels.recv() => {
+                let Some(cancel) = cancel else { return };
+                let result = end(&port, &mut bridge, &cancel).await;
+                let failed = result.err().map(|e| format!("{e:#}"));
+                if inputs.send(Input::CancelDone { cancel, failed }).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+        }
+        last = Instant::now();
+        let asked = now();
+        match look(&port, &mut bridge).await {
+            Ok(view) => {
+                if failures > 0 {
+                    tracing::info!("Slurm answers again");
+                }
+                failures = 0;
+                if inputs
+                    .send(Input::View {
+                        view: Box::new(view),
+                        asked,
+                    })
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+            }
+            Err(e) => {
+                if failures == 0 {
+                    tracing::warn!("no answer from Slurm, its view grows stale: {e:#}");
+                }
+                failures = failures.saturating_add(1);
+                bridge = None;
+            }
+        }
+    }
+}
+
+async fn look(port: &Port, bridge: &mut Option<Bridge>) -> anyhow::Result<SlurmView> {
+    opened(port, bridge)?.look().await
+}
+
+fn opened<'a>(port: &Port, bridge: &'a mut Option<Bridge>) -> anyhow::Result<&'a mut Bridge> {
+    if bridge.is_none() {
+        *bridge = Some(Bridge::start(port)?);
+    }
+    bridge.as_mut().context("no bridge")
+}
+
+async fn end(port: &Port, bridge: &mut Option<Bridge>, cancel: &Cancel) -> anyhow::Result<()> {
+    let reason = Some(cancel.reason.to_string());
+    let ask = Ask::Cancel {
+        job: cancel.slice.to_string(),
+        signal: None,
+        reason,
+    };
+    let answer = opened(port, bridge)?.ask(ask).await;
+    match answer {
+        Ok(Answer::Done) => Ok(()),
+        Ok(other) => bail!(refusal(&other)),
+        Err(e) => {
+            *bridge = None;
+            Err(e)
+        }
+    }
+}
+
+/// Whether the account that we run as is an operator or administrator in Slurm; `None`: sacctmgr does not tell
+/// (no slurmdbd).
+pub async fn operator(conf: &std::path::Path) -> Option<bool> {
+    let name = rustix::process::geteuid().as_raw();
+    let user = crate::users::name(name)?;
+    let mut command = Command::new("sacctmgr");
+    command
+        .args(["-nP", "show", "user", &user, "format=adminlevel"])
+        .kill_on_drop(true)
+        .stdin(Stdio::null());
+    if !conf.as_os_str().is_empty() {
+        command.env("SLURM_CONF", conf);
+    }
+    let output = timeout(Duration::from_secs(10), command.output())
+        .await
+        .ok()?
+        .ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    let level = String::from_utf8_lossy(&output.stdout)
+        .trim()
+        .to_lowercase();
+    Some(level.starts_with("oper") || level.starts_with("admin"))
+}

@@ -1,0 +1,437 @@
+//! From what Slurm and the launchers say to the [`Cluster`] that the decisions look at. No I/O, no clock.
+
+use crate::resizes::Resizes;
+use pliant_model::cluster::GpuDemand;
+use pliant_model::resize::Kind;
+use pliant_model::{
+    Cluster, Demand, GpuCount, Group, JobId, Node, NodeName, PendingJob, Seconds, Slice, gres,
+    hostlist,
+};
+use pliant_protocol::bridge::{JobRecord, NodeRecord};
+use pliant_protocol::job::{JobStatus, Order, SliceMark};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Slurm's answers of one look.
+#[derive(Clone, Debug, Default)]
+pub struct SlurmView {
+    /// All jobs.
+    pub jobs: BTreeMap<JobId, JobRecord>,
+    /// All nodes.
+    pub nodes: Vec<NodeRecord>,
+}
+
+impl SlurmView {
+    /// A job that holds, or may still hold, resources.
+    pub fn active(&self, job: JobId) -> Option<&JobRecord> {
+        self.jobs.get(&job).filter(|j| holds(j))
+    }
+
+    /// The slices that have not ended, with their marks.
+    pub fn slices(&self) -> impl Iterator<Item = (JobId, SliceMark, &JobRecord)> {
+        self.jobs
+            .iter()
+            .filter(|(_, j)| holds(j) || j.state == "PENDING")
+            .filter_map(|(id, j)| Some((*id, mark(j)?, j)))
+    }
+}
+
+/// Whether a job holds resources: running, suspended, or completing.
+pub fn holds(job: &JobRecord) -> bool {
+    matches!(job.state.as_str(), "RUNNING" | "SUSPENDED")
+        || job.flags.iter().any(|f| f == "COMPLETING")
+}
+
+/// The mark of a slice. Only a job that also bears the name of one counts: the comment is the user's.
+pub fn mark(job: &JobRecord) -> Option<SliceMark> {
+    let mark = SliceMark::parse(job.comment.as_deref()?)?;
+    (job.name.as_deref() == Some(&pliant_protocol::job::slice_name(mark.base))).then_some(mark)
+}
+
+/// What the daemon knows besides Slurm's answer.
+#[derive(Debug)]
+pub struct Known<'a> {
+    /// Status of each registered job whose owner Slurm confirms, and no growth before that time.
+    pub jobs: Vec<(&'a JobStatus, Option<Seconds>)>,
+    /// Resizes under way.
+    pub resizes: &'a Resizes,
+    /// Nodes with a connected agent.
+    pub agents: &'a BTreeSet<NodeName>,
+    /// Pending jobs that could start, by our reckoning, and since when.
+    pub fitting: &'a BTreeMap<JobId, Seconds>,
+    /// Added to Unix seconds to get the monotonic seconds that decisions count in.
+    pub wall_to_mono: i64,
+}
+
+/// Builds the cluster of one decision. `as_of` is in monotonic seconds.
+pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
+    let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, known.agents)).collect();
+    book_unseen(&mut nodes, view, known);
+    let mut pending: Vec<PendingJob> = view
+        .jobs
+        .values()
+        .filter_map(|j| pending(j, known.fitting))
+        .collect();
+    pending.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.job));
+    let groups = known
+        .jobs
+        .iter()
+        .map(|(status, retry_at)| group(status, *retry_at, view, known))
+        .collect();
+    Cluster {
+        as_of,
+        nodes,
+        pending,
+        groups,
+    }
+}
+
+fn node(n: &NodeRecord, agents: &BTreeSet<NodeName>) -> Node {
+    let bad = |f: &String| {
+        matches!(
+            f.as_str(),
+            "DRAIN"
+                | "DOWN"
+                | "FAIL"
+                | "NOT_RESPONDING"
+                | "NO_RESPOND"
+                | "MAINT"
+                | "REBOOT"
+                | "REBOOT_REQUESTED"
+                | "REBOOT_ISSUED"
+                | "POWERED_DOWN"
+                | "POWER_DOWN"
+                | "POWERING_DOWN"
+                | "POWERING_UP"
+                | "RESERVED"
+                | "INVALID_REG"
+                | "POWER_DRAIN"
+                | "UNDRAIN"
+        )
+    };
+    let name = NodeName(n.name.clone());
+    let gpus = n.gres.as_deref().map_or(0, gres::gpu_total);
+    let used = n.gres_used.as_deref().map_or(0, gres::gpu_total);
+    let kinds: BTreeSet<String> = n
+        .gres
+        .as_deref()
+        .map(gres::gpus)
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|g| g.kind)
+        .collect();
+    let cpus_free = n.cpus_alloc.map_or(0, |used| n.cpus.saturating_sub(used));
+    let usable =
+        matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED") && !n.flags.iter().any(bad);
+    let words = |text: &Option<String>| {
+        text.as_deref()
+            .unwrap_or("")
+            .split(',')
+            .filter(|w| !w.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    Node {
+        gpus,
+        gpus_free: gpus.saturating_sub(used),
+        cpus_free,
+        cpus: n.cpus,
+        usable,
+        lendable: agents.contains(&name),
+        empty: n.state == "IDLE" && used == 0,
+        partitions: words(&n.partitions),
+        features: words(&n.features),
+        kind: (kinds.len() == 1)
+            .then(|| kinds.into_iter().next())
+            .flatten(),
+        name,
+    }
+}
+
+/// Takes off what is spoken for and Slurm's answer does not show yet: slices granted since, and those asked for.
+fn book_unseen(nodes: &mut [Node], view: &SlurmView, known: &Known<'_>) {
+    let mut book = |name: &NodeName, gpus: GpuCount, cpus: u32| {
+        if let Some(n) = nodes.iter_mut().find(|n| n.name == *name) {
+            n.gpus_free = n.gpus_free.saturating_sub(gpus);
+            n.cpus_free = n.cpus_free.saturating_sub(cpus);
+            n.empty = false;
+        }
+    };
+    for (status, _) in &known.jobs {
+        for s in status
+            .slices
+            .iter()
+            .filter(|s| view.active(s.job).is_none())
+        {
+            book(&s.node, s.gpus, s.cpus);
+        }
+        let Some(Order::Grow { slices, .. }) =
+            known.resizes.of(status.base).and_then(|r| r.order.as_ref())
+        else {
+            continue;
+        };
+        let granted = |spec: &NodeName| {
+            let of_order = known
+                .resizes
+                .of(status.base)
+                .map(|r| r.slices.as_slice())
+                .unwrap_or_default();
+            status
+                .slices
+                .iter()
+                .any(|s| s.node == *spec && of_order.contains(&s.job))
+        };
+        for spec in slices.iter().filter(|s| !granted(&s.node)) {
+            book(
+                &spec.node,
+                spec.gpus,
+                spec.gpus.saturating_mul(status.cpus_per_gpu),
+            );
+        }
+    }
+}
+
+fn group(
+    status: &JobStatus,
+    retry_at: Option<Seconds>,
+    view: &SlurmView,
+    known: &Known<'_>,
+) -> Group {
+    let resize = known.resizes.of(status.base);
+    let leaving =
+        |job: JobId| resize.is_some_and(|r| r.kind == Kind::Shrink && r.slices.contains(&job));
+    let mut slices: Vec<Slice> = status
+        .slices
+        .iter()
+        .map(|s| Slice {
+            job: s.job,
+            node: s.node.clone(),
+            gpus: s.gpus,
+            cpus: s.cpus,
+            leaving: s.leaving || leaving(s.job),
+        })
+        .collect();
+    // Released, and Slurm still shows it: its GPUs are on their way and not free yet.
+    for job in resize
+        .filter(|r| r.kind == Kind::Shrink)
+        .map(|r| r.slices.as_slice())
+        .unwrap_or_default()
+    {
+        let known_here = slices.iter().any(|s| s.job == *job);
+        if let (false, Some(record)) = (known_here, view.active(*job)) {
+            slices.extend(slice_of(*job, record));
+        }
+    }
+    let mono = |t: Seconds| {
+        i64::try_from(t)
+            .ok()
+            .and_then(|t| t.checked_add(known.wall_to_mono))
+            .map(|t| t.max(0).unsigned_abs())
+    };
+    Group {
+        base: status.base,
+        range: status.range,
+        base_gpus: status.base_gpus,
+        base_nodes: status.base_nodes.clone(),
+        cpus_per_gpu: status.cpus_per_gpu,
+        partition: status.partition.clone(),
+        kind: status.kind.clone(),
+        feature: status.feature.clone(),
+        locality: status.locality,
+        slices,
+        ready: status.ready,
+        in_flight: resize
+            .map(|r| r.id.clone())
+            .or_else(|| status.order.as_ref().map(|o| o.id.clone())),
+        retry_at,
+        ends_at: status.ends_at.and_then(mono),
+    }
+}
+
+fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
+    let node = hostlist::expand(record.nodes.as_deref()?)
+        .ok()?
+        .into_iter()
+        .next()?;
+    let gpus = record.tres_alloc.as_deref().and_then(gres::tres_gpus);
+    let detail: GpuCount = record.gres_detail.iter().map(|g| gres::gpu_total(g)).sum();
+    Some(Slice {
+        job,
+        node,
+        gpus: gpus.unwrap_or(detail),
+        cpus: record.num_cpus.unwrap_or(0),
+        leaving: true,
+    })
+}
+
+/// A pending job that waits for resources and is no slice; `None` for all others: they take nothing.
+pub fn pending(job: &JobRecord, fitting: &BTreeMap<JobId, Seconds>) -> Option<PendingJob> {
+    let waits = matches!(job.reason.as_deref(), Some("Resources" | "Priority"));
+    let held = job.priority == Some(0);
+    if job.state != "PENDING" || !waits || held || job.het_job_id.is_some() || mark(job).is_some() {
+        return None;
+    }
+    let id = JobId(job.job_id);
+    Some(PendingJob {
+        job: id,
+        partitions: job
+            .partition
+            .as_deref()?
+            .split(',')
+            .map(str::to_owned)
+            .collect(),
+        priority: job.priority.unwrap_or(0),
+        demand: demand(job),
+        fits_since: fitting.get(&id).copied(),
+    })
+}
+
+fn demand(job: &JobRecord) -> Demand {
+    let count = |text: &Option<String>| text.as_deref().and_then(gres::tres_gpus);
+    let nodes_min = job.num_nodes.unwrap_or(1).max(1);
+    let per_task =
+        count(&job.tres_per_task).map(|n| n.saturating_mul(job.num_tasks.unwrap_or(1).max(1)));
+    let gpus = match (count(&job.tres_per_node), count(&job.tres_per_job)) {
+        (Some(n), _) => GpuDemand::PerNode(n),
+        (None, Some(n)) => GpuDemand::Total(n),
+        (None, None) => GpuDemand::Total(per_task.or_else(|| count(&job.tres_req)).unwrap_or(0)),
+    };
+    let texts = [
+        &job.tres_per_node,
+        &job.tres_per_job,
+        &job.tres_per_task,
+        &job.tres_req,
+    ];
+    let names = |text: &Option<String>| {
+        text.as_deref()
+            .and_then(|t| hostlist::expand(t).ok())
+            .unwrap_or_default()
+    };
+    Demand {
+        gpus,
+        nodes_min,
+        nodes_max: job.max_nodes.filter(|n| *n >= nodes_min),
+        cpus: job.num_cpus.unwrap_or(0),
+        exclusive: job.exclusive,
+        kind: texts
+            .iter()
+            .find_map(|t| t.as_deref().and_then(gres::tres_gpu_kind)),
+        feature: job
+            .features
+            .as_deref()
+            .filter(|f| plain_word(f))
+            .map(str::to_owned),
+        required: names(&job.req_nodes),
+        excluded: names(&job.exc_nodes),
+    }
+}
+
+/// One feature, and no expression of Slurm's constraint grammar.
+fn plain_word(text: &str) -> bool {
+    !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: u32, state: &str) -> JobRecord {
+        JobRecord {
+            job_id: id,
+            state: state.into(),
+            partition: Some("gpu,low".into()),
+            priority: Some(10),
+            reason: Some("Resources".into()),
+            num_nodes: Some(1),
+            num_cpus: Some(4),
+            ..JobRecord::default()
+        }
+    }
+
+    #[test]
+    fn gpus_are_counted_as_the_job_counts_them() {
+        let mut j = job(1, "PENDING");
+        j.tres_per_job = Some("gres:gpu:28".into());
+        assert_eq!(demand(&j).gpus, GpuDemand::Total(28));
+        j.tres_per_node = Some("gres:gpu:a100:4".into());
+        assert_eq!(
+            (demand(&j).gpus, demand(&j).kind.as_deref()),
+            (GpuDemand::PerNode(4), Some("a100"))
+        );
+        let mut j = job(1, "PENDING");
+        j.tres_per_task = Some("gres/gpu=2".into());
+        j.num_tasks = Some(3);
+        assert_eq!(demand(&j).gpus, GpuDemand::Total(6));
+    }
+
+    #[test]
+    fn only_jobs_that_wait_for_resources_take_anything() {
+        let none = BTreeMap::new();
+        assert!(pending(&job(1, "PENDING"), &none).is_some());
+        assert!(pending(&job(1, "RUNNING"), &none).is_none());
+        for reason in [
+            "Dependency",
+            "JobHeldUser",
+            "QOSMaxGRESPerUser",
+            "AssocGrpGRES",
+            "BeginTime",
+            "None",
+        ] {
+            let j = JobRecord {
+                reason: Some(reason.into()),
+                ..job(1, "PENDING")
+            };
+            assert!(pending(&j, &none).is_none(), "{reason}");
+        }
+        let slice = JobRecord {
+            comment: Some("pliant base=7 instance=a token=b".into()),
+            name: Some("pliant-7".into()),
+            ..job(1, "PENDING")
+        };
+        assert!(
+            pending(&slice, &none).is_none(),
+            "a pending slice is no demand"
+        );
+        let fake = JobRecord {
+            name: Some("mine".into()),
+            ..slice
+        };
+        assert!(
+            pending(&fake, &none).is_some(),
+            "a comment alone makes no slice"
+        );
+    }
+
+    #[test]
+    fn nodes_count_what_slurm_says_is_used() {
+        let n = NodeRecord {
+            name: "n0".into(),
+            state: "MIXED".into(),
+            cpus: 64,
+            cpus_alloc: Some(10),
+            gres: Some("gpu:8(S:0-1)".into()),
+            gres_used: Some("gpu:3(IDX:0-2)".into()),
+            partitions: Some("gpu".into()),
+            ..NodeRecord::default()
+        };
+        let agents = BTreeSet::from([NodeName::from("n0")]);
+        let got = node(&n, &agents);
+        assert_eq!(
+            (
+                got.gpus,
+                got.gpus_free,
+                got.cpus_free,
+                got.usable,
+                got.lendable
+            ),
+            (8, 5, 54, true, true)
+        );
+        let drained = NodeRecord {
+            flags: vec!["DRAIN".into()],
+            ..n
+        };
+        assert!(!node(&drained, &agents).usable);
+    }
+}
