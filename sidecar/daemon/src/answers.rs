@@ -270,7 +270,7 @@ fn agent_findings(node: &NodeName, agent: &crate::core::Agent) -> Vec<Finding> {
         ));
     }
     for (name, value) in &agent.facts {
-        let devices = name == "device cgroups" && value == "no";
+        let devices = name == "device_cgroups" && value == "no";
         let remedy = if devices {
             "without ConstrainDevices=yes a job can open the GPUs of others"
         } else {

@@ -59,7 +59,6 @@ fn node(name: &str, used: u32) -> NodeRecord {
         cpus_alloc: Some(used),
         gres: Some("gpu:8".into()),
         gres_used: Some(format!("gpu:{used}")),
-        partitions: Some("gpu".into()),
         ..NodeRecord::default()
     }
 }
@@ -106,6 +105,9 @@ fn view(jobs: Vec<JobRecord>, used: (u32, u32)) -> SlurmView {
     SlurmView {
         jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
         nodes: vec![node("n0", used.0), node("n1", used.1)],
+        partitions: ["n0", "n1"]
+            .map(|n| (n.into(), vec!["gpu".to_owned()]))
+            .into(),
     }
 }
 

@@ -1,12 +1,13 @@
 //! The slurm port: pliantd's side of the bridge, a child process that links libslurm and may crash, hang or be
 //! killed. It is started again with back-off; meanwhile the view only grows older.
 
-use crate::view::SlurmView;
+use crate::view::{SlurmView, by_node};
 use crate::{Input, now};
 use anyhow::{Context as _, bail, ensure};
-use pliant_model::{JobId, Reason, Seconds};
+use pliant_model::{JobId, NodeName, Reason, Seconds};
 use pliant_protocol::bridge::{Answer, Ask, Reply, Request};
 use pliant_protocol::codec;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use tokio::time::{Instant, sleep, timeout};
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Least time between two looks, whoever asks.
 const LEAST_GAP: Duration = Duration::from_secs(1);
+/// How long an answer about partitions is used.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(60);
 /// Longest wait between two attempts.
 const MAX_BACK_OFF: Duration = Duration::from_secs(60);
 
@@ -51,6 +54,7 @@ struct Bridge {
     to: ChildStdin,
     from: ChildStdout,
     next: u64,
+    partitions: Option<(Instant, BTreeMap<NodeName, Vec<String>>)>,
 }
 
 impl Bridge {
@@ -73,6 +77,7 @@ impl Bridge {
             to,
             from,
             next: 1,
+            partitions: None,
         })
     }
 
@@ -102,6 +107,23 @@ impl Bridge {
         Ok(reply.answer)
     }
 
+    /// Partitions hardly ever change: asked for once a minute.
+    async fn partitions(&mut self) -> anyhow::Result<BTreeMap<NodeName, Vec<String>>> {
+        if let Some((_, known)) = self
+            .partitions
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < PARTITIONS_EVERY)
+        {
+            return Ok(known.clone());
+        }
+        let found = match self.ask(Ask::Partitions).await? {
+            Answer::Partitions { partitions, .. } => by_node(&partitions),
+            other => bail!("partitions: {}", refusal(&other)),
+        };
+        self.partitions = Some((Instant::now(), found.clone()));
+        Ok(found)
+    }
+
     async fn look(&mut self) -> anyhow::Result<SlurmView> {
         let jobs = match self.ask(Ask::Jobs).await? {
             Answer::Jobs { jobs, .. } => jobs,
@@ -111,7 +133,9 @@ impl Bridge {
             Answer::Nodes { nodes, .. } => nodes,
             other => bail!("nodes: {}", refusal(&other)),
         };
+        let partitions = self.partitions().await?;
         Ok(SlurmView {
+            partitions,
             jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
             nodes,
         })

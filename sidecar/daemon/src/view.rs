@@ -7,7 +7,7 @@ use pliant_model::{
     Cluster, Demand, GpuCount, Group, JobId, Node, NodeName, PendingJob, Seconds, Slice, gres,
     hostlist,
 };
-use pliant_protocol::bridge::{JobRecord, NodeRecord};
+use pliant_protocol::bridge::{JobRecord, NodeRecord, PartitionRecord};
 use pliant_protocol::job::{JobStatus, Order, SliceMark};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +18,24 @@ pub struct SlurmView {
     pub jobs: BTreeMap<JobId, JobRecord>,
     /// All nodes.
     pub nodes: Vec<NodeRecord>,
+    /// Partitions that start jobs, by node: a node's own record does not tell in every release.
+    pub partitions: BTreeMap<NodeName, Vec<String>>,
+}
+
+/// The partitions in state UP, by node. One that cannot be read is left out: nothing is lent there.
+pub fn by_node(partitions: &[PartitionRecord]) -> BTreeMap<NodeName, Vec<String>> {
+    let mut all: BTreeMap<NodeName, Vec<String>> = BTreeMap::new();
+    for p in partitions.iter().filter(|p| p.state == "UP") {
+        for node in p
+            .nodes
+            .as_deref()
+            .and_then(|n| hostlist::expand(n).ok())
+            .unwrap_or_default()
+        {
+            all.entry(node).or_default().push(p.name.clone());
+        }
+    }
+    all
 }
 
 impl SlurmView {
@@ -64,7 +82,11 @@ pub struct Known<'a> {
 
 /// Builds the cluster of one decision. `as_of` is in monotonic seconds.
 pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
-    let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, known.agents)).collect();
+    let mut nodes: Vec<Node> = view
+        .nodes
+        .iter()
+        .map(|n| node(n, view, known.agents))
+        .collect();
     book_unseen(&mut nodes, view, known);
     let mut pending: Vec<PendingJob> = view
         .jobs
@@ -85,7 +107,7 @@ pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
     }
 }
 
-fn node(n: &NodeRecord, agents: &BTreeSet<NodeName>) -> Node {
+fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
     let bad = |f: &String| {
         matches!(
             f.as_str(),
@@ -138,7 +160,7 @@ fn node(n: &NodeRecord, agents: &BTreeSet<NodeName>) -> Node {
         usable,
         lendable: agents.contains(&name),
         empty: n.state == "IDLE" && used == 0,
-        partitions: words(&n.partitions),
+        partitions: view.partitions.get(&name).cloned().unwrap_or_default(),
         features: words(&n.features),
         kind: (kinds.len() == 1)
             .then(|| kinds.into_iter().next())
@@ -413,11 +435,21 @@ mod tests {
             cpus_alloc: Some(10),
             gres: Some("gpu:8(S:0-1)".into()),
             gres_used: Some("gpu:3(IDX:0-2)".into()),
-            partitions: Some("gpu".into()),
             ..NodeRecord::default()
         };
         let agents = BTreeSet::from([NodeName::from("n0")]);
-        let got = node(&n, &agents);
+        let partitions = [PartitionRecord {
+            name: "gpu".into(),
+            nodes: Some("n[0-3]".into()),
+            state: "UP".into(),
+            ..PartitionRecord::default()
+        }];
+        let view = SlurmView {
+            partitions: by_node(&partitions),
+            ..SlurmView::default()
+        };
+        let got = node(&n, &view, &agents);
+        assert_eq!(got.partitions, ["gpu"]);
         assert_eq!(
             (
                 got.gpus,
@@ -432,6 +464,6 @@ mod tests {
             flags: vec!["DRAIN".into()],
             ..n
         };
-        assert!(!node(&drained, &agents).usable);
+        assert!(!node(&drained, &view, &agents).usable);
     }
 }

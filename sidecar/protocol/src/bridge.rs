@@ -147,6 +147,8 @@ pub struct JobRecord {
     pub array_job_id: Option<u32>,
     /// Index in that array.
     pub array_task_id: Option<u32>,
+    /// Of the record that stands for the tasks of an array which have not started: their indices, such as `3-4%2`.
+    pub array_tasks: Option<String>,
     /// Leader of the heterogeneous job it belongs to.
     pub het_job_id: Option<u32>,
     /// The uid that Slurm runs it as.
@@ -320,8 +322,10 @@ pub struct PartitionRecord {
     pub priority_tier: u16,
     /// DefMemPerCPU or DefMemPerNode.
     pub def_memory: Option<MinMemory>,
-    /// DefCpuPerGPU and the like, such as `DefCpuPerGPU=4,DefMemPerGPU=1024`.
-    pub job_defaults: Option<String>,
+    /// DefCpuPerGPU.
+    pub def_cpu_per_gpu: Option<u64>,
+    /// DefMemPerGPU in MiB.
+    pub def_mem_per_gpu: Option<u64>,
     /// Accounts that may use it; `None`: all.
     pub allow_accounts: Option<String>,
     /// QOS that may use it; `None`: all.
