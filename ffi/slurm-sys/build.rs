@@ -43,15 +43,8 @@ const TYPES_CLIENT: &[&str] = &[
     "job_states",
     "node_states",
 ];
-const VALUES: &[&str] = &[
-    "PLIANT_SLURM_VERSION",
-    "NO_VAL",
-    "NO_VAL16",
-    "NO_VAL64",
-    "INFINITE",
-    "INFINITE64",
-    "MEM_PER_CPU",
-];
+const VALUES: &[&str] =
+    &["PLIANT_SLURM_VERSION", "NO_VAL", "NO_VAL16", "NO_VAL64", "INFINITE", "INFINITE64", "MEM_PER_CPU"];
 
 fn main() {
     println!("cargo:rerun-if-changed=wrapper.h");
@@ -67,14 +60,8 @@ fn main() {
 
 fn generate() -> Result<(), String> {
     let include = find_headers()?;
-    println!(
-        "cargo:rerun-if-changed={}",
-        include.join("slurm/slurm.h").display()
-    );
-    println!(
-        "cargo:rerun-if-changed={}",
-        include.join("slurm/spank.h").display()
-    );
+    println!("cargo:rerun-if-changed={}", include.join("slurm/slurm.h").display());
+    println!("cargo:rerun-if-changed={}", include.join("slurm/spank.h").display());
     let client = env::var_os("CARGO_FEATURE_CLIENT").is_some();
     let mut builder = bindgen::Builder::default()
         .header("wrapper.h")
@@ -87,15 +74,11 @@ fn generate() -> Result<(), String> {
         .merge_extern_blocks(true)
         .wrap_unsafe_ops(true)
         .rust_edition(bindgen::RustEdition::Edition2024);
-    let functions = FUNCTIONS_SPANK
-        .iter()
-        .chain(if client { FUNCTIONS_CLIENT } else { &[] });
+    let functions = FUNCTIONS_SPANK.iter().chain(if client { FUNCTIONS_CLIENT } else { &[] });
     for name in functions {
         builder = builder.allowlist_function(name);
     }
-    let types = TYPES_SPANK
-        .iter()
-        .chain(if client { TYPES_CLIENT } else { &[] });
+    let types = TYPES_SPANK.iter().chain(if client { TYPES_CLIENT } else { &[] });
     for name in types {
         builder = builder.allowlist_type(name);
     }
@@ -105,13 +88,13 @@ fn generate() -> Result<(), String> {
     // libclang is loaded at run time and its absence is a panic inside bindgen: turned into a line that helps.
     let bindings = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || builder.generate()))
         .map_err(|_| {
-            "bindgen found no libclang: install the package libclang-dev (Debian, Ubuntu) or clang-devel (RPM)".to_owned()
+            "bindgen found no libclang: install the package libclang-dev (Debian, Ubuntu) or clang-devel (RPM)"
+                .to_owned()
         })?
         .map_err(|e| format!("bindgen could not read {}/slurm/slurm.h: {e}", include.display()))?
         .to_string();
     announce_shape(&bindings);
-    let out =
-        PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?).join("bindings.rs");
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?).join("bindings.rs");
     fs::write(&out, bindings).map_err(|e| format!("{}: {e}", out.display()))
 }
 

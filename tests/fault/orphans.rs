@@ -9,20 +9,12 @@ const WAIT: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn lab() -> Lab {
-    Lab::builder()
-        .nodes(4)
-        .gpus(8)
-        .poll_interval(1)
-        .start()
-        .unwrap()
+    Lab::builder().nodes(4).gpus(8).poll_interval(1).start().unwrap()
 }
 
 /// A job whose batch script outlives its launcher.
 fn options() -> Options {
-    Options {
-        after: "sleep 1000",
-        ..Options::default()
-    }
+    Options { after: "sleep 1000", ..Options::default() }
 }
 
 fn grown(lab: &Lab) -> Training {
@@ -34,23 +26,11 @@ fn grown(lab: &Lab) -> Training {
 fn wait_clean(lab: &Lab, jobs: &[&Training], since: Instant) {
     for job in jobs {
         let left = LIMIT.saturating_sub(since.elapsed());
-        lab.wait_for(
-            left,
-            &format!("no slice and no rank of job {}", job.job),
-            || job.slices(lab).is_ok_and(|s| s.is_empty()) && job.alive().is_empty(),
-        )
-        .unwrap_or_else(|e| {
-            panic!(
-                "alive: {:?}, slices: {:?}\n{e:?}",
-                job.alive(),
-                job.slices(lab)
-            )
-        });
-        eprintln!(
-            "job {}: clean after {:.1} s",
-            job.job,
-            since.elapsed().as_secs_f64()
-        );
+        lab.wait_for(left, &format!("no slice and no rank of job {}", job.job), || {
+            job.slices(lab).is_ok_and(|s| s.is_empty()) && job.alive().is_empty()
+        })
+        .unwrap_or_else(|e| panic!("alive: {:?}, slices: {:?}\n{e:?}", job.alive(), job.slices(lab)));
+        eprintln!("job {}: clean after {:.1} s", job.job, since.elapsed().as_secs_f64());
     }
 }
 
@@ -70,11 +50,7 @@ fn launchers_die(lab: &Lab, with_pliantd: bool) {
     lab.run(c.user, &["scancel", &c.job.to_string()]).unwrap();
     wait_clean(lab, &[&a, &b, &c], since);
     for job in [&a, &b] {
-        assert_eq!(
-            lab.job_state(job.job).unwrap(),
-            "RUNNING",
-            "the base itself is not ours to end"
-        );
+        assert_eq!(lab.job_state(job.job).unwrap(), "RUNNING", "the base itself is not ours to end");
         assert_eq!(lab.gpus(job.job).unwrap().len(), 2);
     }
 }
@@ -92,12 +68,7 @@ fn launchers_die_without_pliantd() {
 /// Killed after Slurm has granted the slice and before its first step: nobody in the slice knows whose it is.
 #[test]
 fn a_kill_between_salloc_and_the_first_step() {
-    let lab = Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .start()
-        .unwrap();
+    let lab = Lab::builder().nodes(2).gpus(8).poll_interval(1).start().unwrap();
     for with_pliantd in [true, false] {
         let job = Training::submit(&lab, &options()).unwrap();
         let seen = Instant::now() + WAIT;
@@ -120,12 +91,7 @@ fn a_kill_between_salloc_and_the_first_step() {
 /// The agent that would have cancelled the slices is killed together with the launcher, and comes back.
 #[test]
 fn launcher_and_agents_die_together() {
-    let lab = Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .start()
-        .unwrap();
+    let lab = Lab::builder().nodes(2).gpus(8).poll_interval(1).start().unwrap();
     let job = grown(&lab);
     lab.stop("pliantd").unwrap();
     let launchers = job.launchers();
@@ -143,37 +109,17 @@ fn launcher_and_agents_die_together() {
 /// A requeued base is a new instance: the old slices are not its own.
 #[test]
 fn a_requeued_base_starts_anew() {
-    let lab = Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .start()
-        .unwrap();
+    let lab = Lab::builder().nodes(2).gpus(8).poll_interval(1).start().unwrap();
     let job = Training::submit(&lab, &Options::default().flag("--requeue")).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
-    let old: Vec<_> = job
-        .slices(&lab)
-        .unwrap()
-        .into_iter()
-        .map(|s| s.id)
-        .collect();
-    lab.run("root", &["scontrol", "requeue", &job.job.to_string()])
-        .unwrap();
+    let old: Vec<_> = job.slices(&lab).unwrap().into_iter().map(|s| s.id).collect();
+    lab.run("root", &["scontrol", "requeue", &job.job.to_string()]).unwrap();
     lab.wait_for(WAIT, "the old slices are gone", || {
-        job.slices(&lab)
-            .is_ok_and(|s| s.iter().all(|s| !old.contains(&s.id)))
+        job.slices(&lab).is_ok_and(|s| s.iter().all(|s| !old.contains(&s.id)))
     })
     .unwrap();
     // Slurm holds a requeued job back for a while (BeginTime); released, it grows again.
     let id = job.job.to_string();
-    let _ = lab.run(
-        "root",
-        &[
-            "scontrol",
-            "update",
-            &format!("JobId={id}"),
-            "StartTime=now",
-        ],
-    );
+    let _ = lab.run("root", &["scontrol", "update", &format!("JobId={id}"), "StartTime=now"]);
     job.wait_world(&lab, 8, Duration::from_secs(180)).unwrap();
 }

@@ -7,22 +7,13 @@ use std::time::Duration;
 const WAIT: Duration = Duration::from_secs(60);
 
 fn lab() -> Lab {
-    Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .start()
-        .unwrap()
+    Lab::builder().nodes(2).gpus(8).poll_interval(1).start().unwrap()
 }
 
 fn steps(job: &Training) -> u64 {
     let text = std::fs::read_dir(&job.log).unwrap();
     let logs = text.filter_map(|e| std::fs::read_to_string(e.ok()?.path()).ok());
-    let last = |l: String| {
-        l.lines()
-            .last()
-            .and_then(|l| l.split(' ').next()?.parse().ok())
-    };
+    let last = |l: String| l.lines().last().and_then(|l| l.split(' ').next()?.parse().ok());
     logs.filter_map(last).max().unwrap_or(0)
 }
 
@@ -31,11 +22,7 @@ fn undisturbed(lab: &Lab, job: &Training, seconds: u64) {
     let before = steps(job);
     std::thread::sleep(Duration::from_secs(seconds));
     let after = steps(job);
-    assert!(
-        after > before + 3 * seconds,
-        "{before} -> {after} steps in {seconds} s\n{}",
-        lab.logs(20)
-    );
+    assert!(after > before + 3 * seconds, "{before} -> {after} steps in {seconds} s\n{}", lab.logs(20));
 }
 
 #[test]
@@ -43,26 +30,14 @@ fn slurmctld_restarts_in_the_middle() {
     let lab = lab();
     let job = Training::submit(&lab, &Options::default()).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
-    let slices: Vec<_> = job
-        .slices(&lab)
-        .unwrap()
-        .into_iter()
-        .map(|s| s.id)
-        .collect();
+    let slices: Vec<_> = job.slices(&lab).unwrap().into_iter().map(|s| s.id).collect();
     lab.kill("slurmctld").unwrap();
     undisturbed(&lab, &job, 5);
     lab.start("slurmctld").unwrap();
     undisturbed(&lab, &job, 5);
-    let after: Vec<_> = job
-        .slices(&lab)
-        .unwrap()
-        .into_iter()
-        .map(|s| s.id)
-        .collect();
+    let after: Vec<_> = job.slices(&lab).unwrap().into_iter().map(|s| s.id).collect();
     assert_eq!(slices, after, "the same slices");
-    let rigid = lab
-        .sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"])
-        .unwrap();
+    let rigid = lab.sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"]).unwrap();
     lab.wait_state(rigid, "RUNNING", WAIT).unwrap();
     lab.wait_end(rigid, WAIT).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
@@ -72,22 +47,13 @@ fn slurmctld_restarts_in_the_middle() {
 /// child processes; afterwards it goes on.
 #[test]
 fn a_stale_view_changes_nothing() {
-    let lab = Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .pliant_set("daemon.stale_after=5")
-        .start()
-        .unwrap();
+    let lab = Lab::builder().nodes(2).gpus(8).poll_interval(1).pliant_set("daemon.stale_after=5").start().unwrap();
     let job = Training::submit(&lab, &Options::default()).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
     lab.signal("slurmctld", Signal::STOP).unwrap();
     undisturbed(&lab, &job, 60);
     let daemon = lab.process("pliantd").unwrap().pid;
-    assert!(
-        pliant_tests::training::children(daemon).len() <= 3,
-        "a pile of child processes"
-    );
+    assert!(pliant_tests::training::children(daemon).len() <= 3, "a pile of child processes");
     lab.signal("slurmctld", Signal::CONT).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
     assert_eq!(job.held(&lab).unwrap(), 8);
@@ -107,17 +73,11 @@ fn an_agent_is_killed_and_comes_back() {
         undisturbed(&lab, &job, 3);
     }
     // And the whole way still works over the new connections.
-    let rigid = lab
-        .sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"])
-        .unwrap();
+    let rigid = lab.sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"]).unwrap();
     lab.wait_state(rigid, "RUNNING", WAIT).unwrap();
     job.wait_world(&lab, 2, WAIT).unwrap();
     let check = job.check(&lab).unwrap();
-    assert_eq!(
-        check.get("redone").and_then(serde_json::Value::as_u64),
-        Some(0),
-        "left at a boundary: {check}"
-    );
+    assert_eq!(check.get("redone").and_then(serde_json::Value::as_u64), Some(0), "left at a boundary: {check}");
 }
 
 /// Case B50: `scontrol`, `squeue` and the rest sleep for ever in the job: it starts and trains all the same, or says
@@ -133,23 +93,18 @@ fn slurm_commands_that_hang_cancel_nothing() {
     for name in ["squeue", "scontrol", "scancel", "sacctmgr"] {
         let path = dir.join(name);
         std::fs::write(&path, "#!/bin/sh\nexec sleep 1000\n").unwrap();
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
-            .unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", dir.display());
     for n in lab.nodes() {
         lab.stop(&format!("agent.{n}")).unwrap();
-        lab.start_with(&format!("agent.{n}"), &[("PATH", &path)])
-            .unwrap();
+        lab.start_with(&format!("agent.{n}"), &[("PATH", &path)]).unwrap();
     }
     undisturbed(&lab, &job, 50);
     assert_eq!(job.held(&lab).unwrap(), 8);
     for n in lab.nodes() {
         let agent = lab.process(&format!("agent.{n}")).unwrap().pid;
-        assert!(
-            pliant_tests::training::children(agent).len() <= 4,
-            "a pile of child processes"
-        );
+        assert!(pliant_tests::training::children(agent).len() <= 4, "a pile of child processes");
     }
 }
 
@@ -160,9 +115,7 @@ fn pliantd_hangs() {
     let job = Training::submit(&lab, &Options::default()).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
     lab.signal("pliantd", Signal::STOP).unwrap();
-    let rigid = lab
-        .sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"])
-        .unwrap();
+    let rigid = lab.sbatch(lab.user(1), &["--gpus=14", "--wrap", "sleep 1"]).unwrap();
     undisturbed(&lab, &job, 5);
     lab.signal("pliantd", Signal::CONT).unwrap();
     lab.wait_state(rigid, "RUNNING", WAIT).unwrap();
@@ -175,16 +128,7 @@ fn a_second_pliantd_refuses() {
     let config = lab.dir().join("etc/pliant.toml");
     let program = lab.dir().join("bin/pliantd");
     let mut command = lab.command("root", "timeout").unwrap();
-    let output = command
-        .arg("10")
-        .arg(program)
-        .arg("--config")
-        .arg(config)
-        .output()
-        .unwrap();
+    let output = command.arg("10").arg(program).arg("--config").arg(config).output().unwrap();
     assert!(!output.status.success());
-    assert!(
-        String::from_utf8_lossy(&output.stderr).contains("another pliantd uses"),
-        "{output:?}"
-    );
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another pliantd uses"), "{output:?}");
 }

@@ -11,11 +11,7 @@ use std::process::ExitCode;
 
 type Bench = fn(&mut Report) -> anyhow::Result<()>;
 
-const BENCHES: &[(&str, Bench)] = &[
-    ("resize", resize::run),
-    ("spank", spank::run),
-    ("daemon", daemon::run),
-];
+const BENCHES: &[(&str, Bench)] = &[("resize", resize::run), ("spank", spank::run), ("daemon", daemon::run)];
 
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();

@@ -29,14 +29,7 @@ impl Report {
     }
 
     /// A figure that must not be above `limit`.
-    pub fn at_most(
-        &mut self,
-        case: &str,
-        metric: &str,
-        value: f64,
-        unit: &'static str,
-        limit: f64,
-    ) {
+    pub fn at_most(&mut self, case: &str, metric: &str, value: f64, unit: &'static str, limit: f64) {
         self.print(case, metric, value, unit, Some(limit), value <= limit);
     }
 
@@ -45,25 +38,10 @@ impl Report {
         self.print(case, metric, value, unit, None, true);
     }
 
-    fn print(
-        &mut self,
-        case: &str,
-        metric: &str,
-        value: f64,
-        unit: &'static str,
-        limit: Option<f64>,
-        ok: bool,
-    ) {
+    fn print(&mut self, case: &str, metric: &str, value: f64, unit: &'static str, limit: Option<f64>, ok: bool) {
         let value = (value * 1000.0).round() / 1000.0;
-        let figure = Figure {
-            bench: self.bench,
-            case: case.to_owned(),
-            metric: metric.to_owned(),
-            value,
-            unit,
-            limit,
-            ok,
-        };
+        let figure =
+            Figure { bench: self.bench, case: case.to_owned(), metric: metric.to_owned(), value, unit, limit, ok };
         println!("{}", serde_json::to_string(&figure).unwrap_or_default());
         self.short += u32::from(!ok);
     }
@@ -80,12 +58,9 @@ pub fn percentile(samples: &[f64], p: f64) -> f64 {
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len();
     let rank = (1..=n).find(|r| {
-        f64::from(u32::try_from(*r).unwrap_or(u32::MAX))
-            >= p * f64::from(u32::try_from(n).unwrap_or(u32::MAX))
+        f64::from(u32::try_from(*r).unwrap_or(u32::MAX)) >= p * f64::from(u32::try_from(n).unwrap_or(u32::MAX))
     });
-    rank.and_then(|r| sorted.get(r - 1))
-        .copied()
-        .unwrap_or(f64::NAN)
+    rank.and_then(|r| sorted.get(r - 1)).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
@@ -95,10 +70,7 @@ mod tests {
     #[test]
     fn nearest_rank() {
         let samples: Vec<f64> = (1..=20).rev().map(f64::from).collect();
-        assert_eq!(
-            (percentile(&samples, 0.5), percentile(&samples, 0.95)),
-            (10.0, 19.0)
-        );
+        assert_eq!((percentile(&samples, 0.5), percentile(&samples, 0.95)), (10.0, 19.0));
         assert!(percentile(&[], 0.5).is_nan());
     }
 }

@@ -29,11 +29,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Grows and shrinks one job; what a rigid job of 30 GPUs needs is all that is lent.
 fn cycles(report: &mut Report, case: &str, poll: u32, count: u32, limit: f64) -> Result<()> {
-    let lab = Lab::builder()
-        .nodes(4)
-        .gpus(8)
-        .poll_interval(poll)
-        .start()?;
+    let lab = Lab::builder().nodes(4).gpus(8).poll_interval(poll).start()?;
     let job = Training::submit(&lab, &Options::default().steps(100_000))?;
     let (mut grows, mut shrinks) = (vec![], vec![]);
     let watch = Watch::default();
@@ -51,34 +47,12 @@ fn cycles(report: &mut Report, case: &str, poll: u32, count: u32, limit: f64) ->
         result
     })?;
     if poll == 1 {
-        report.at_most(
-            case,
-            "decision to grow -> first step, load excluded, p95",
-            percentile(&grows, 0.95),
-            "s",
-            2.0,
-        );
-        report.note(
-            case,
-            "decision to grow -> first step, load excluded, median",
-            percentile(&grows, 0.5),
-            "s",
-        );
+        report.at_most(case, "decision to grow -> first step, load excluded, p95", percentile(&grows, 0.95), "s", 2.0);
+        report.note(case, "decision to grow -> first step, load excluded, median", percentile(&grows, 0.5), "s");
     }
     let p95 = percentile(&shrinks, 0.95);
-    report.at_most(
-        case,
-        "pending job submitted -> its GPUs free, p95",
-        p95,
-        "s",
-        limit,
-    );
-    report.note(
-        case,
-        "pending job submitted -> its GPUs free, median",
-        percentile(&shrinks, 0.5),
-        "s",
-    );
+    report.at_most(case, "pending job submitted -> its GPUs free, p95", p95, "s", limit);
+    report.note(case, "pending job submitted -> its GPUs free, median", percentile(&shrinks, 0.5), "s");
     report.note(case, "cycles", f64::from(count), "");
     judge(report, case, &lab, &job, &watch)?;
     lab.down()
@@ -87,13 +61,8 @@ fn cycles(report: &mut Report, case: &str, poll: u32, count: u32, limit: f64) ->
 /// Submits the rigid job, waits until the GPUs are free and it runs, and ends it. Seconds until they were free.
 fn displace(lab: &Lab, job: &Training) -> Result<f64> {
     let started = Instant::now();
-    let rigid = lab.sbatch(
-        lab.user(1),
-        &["--gpus=30", "--time=5", "--wrap", "sleep 120"],
-    )?;
-    lab.wait_for(WAIT, "all slices given back", || {
-        job.slices(lab).is_ok_and(|s| s.is_empty())
-    })?;
+    let rigid = lab.sbatch(lab.user(1), &["--gpus=30", "--time=5", "--wrap", "sleep 120"])?;
+    lab.wait_for(WAIT, "all slices given back", || job.slices(lab).is_ok_and(|s| s.is_empty()))?;
     let took = started.elapsed().as_secs_f64();
     lab.wait_state(rigid, "RUNNING", WAIT)?;
     lab.run("root", &["scancel", &rigid.to_string()])?;
@@ -103,50 +72,20 @@ fn displace(lab: &Lab, job: &Training) -> Result<f64> {
 /// GPUs leaked, held twice, below MIN; samples lost or repeated.
 fn judge(report: &mut Report, case: &str, lab: &Lab, job: &Training, watch: &Watch) -> Result<()> {
     let count = |n: &AtomicU32| f64::from(n.load(Ordering::Relaxed));
-    report.at_most(
-        case,
-        "looks in which a GPU was held twice",
-        count(&watch.twice),
-        "",
-        0.0,
-    );
-    report.at_most(
-        case,
-        "looks in which the job was below MIN",
-        count(&watch.below),
-        "",
-        0.0,
-    );
+    report.at_most(case, "looks in which a GPU was held twice", count(&watch.twice), "", 0.0);
+    report.at_most(case, "looks in which the job was below MIN", count(&watch.below), "", 0.0);
     report.note(case, "looks", count(&watch.looks), "");
     lab.run("root", &["scancel", &job.job.to_string()])?;
     lab.wait_end(job.job, WAIT)?;
-    let gone = lab.wait_for(WAIT, "no slice is left", || {
-        job.slices(lab).is_ok_and(|s| s.is_empty())
-    });
-    report.at_most(
-        case,
-        "slices leaked",
-        f64::from(u8::from(gone.is_err())),
-        "",
-        0.0,
-    );
+    let gone = lab.wait_for(WAIT, "no slice is left", || job.slices(lab).is_ok_and(|s| s.is_empty()));
+    report.at_most(case, "slices leaked", f64::from(u8::from(gone.is_err())), "", 0.0);
     let check = job.check(lab)?;
     for key in ["lost", "repeated", "missing", "redone"] {
-        let value = check
-            .get(key)
-            .and_then(serde_json::Value::as_f64)
-            .with_context(|| format!("{key} in {check}"))?;
-        let what = if matches!(key, "lost" | "repeated") {
-            "samples"
-        } else {
-            "steps"
-        };
+        let value = check.get(key).and_then(serde_json::Value::as_f64).with_context(|| format!("{key} in {check}"))?;
+        let what = if matches!(key, "lost" | "repeated") { "samples" } else { "steps" };
         report.at_most(case, &format!("{what} {key}"), value, "", 0.0);
     }
-    let samples = check
-        .get("samples")
-        .and_then(serde_json::Value::as_f64)
-        .unwrap_or(f64::NAN);
+    let samples = check.get("samples").and_then(serde_json::Value::as_f64).unwrap_or(f64::NAN);
     report.note(case, "samples", samples, "");
     Ok(())
 }
@@ -154,21 +93,11 @@ fn judge(report: &mut Report, case: &str, lab: &Lab, job: &Training, watch: &Wat
 /// First growths while a job of 32 GPUs is blocked: each slice has to wait for the backfill pass.
 fn blocked(report: &mut Report) -> Result<()> {
     let case = "one blocked 32-GPU job, bf_interval=1";
-    let lab = Lab::builder()
-        .nodes(4)
-        .gpus(8)
-        .poll_interval(1)
-        .conf_line("SchedulerParameters=bf_interval=1")
-        .start()?;
-    let holder = lab.sbatch(
-        lab.user(1),
-        &["--gpus=1", "--time=100", "--wrap", "sleep 6000"],
-    )?;
+    let lab =
+        Lab::builder().nodes(4).gpus(8).poll_interval(1).conf_line("SchedulerParameters=bf_interval=1").start()?;
+    let holder = lab.sbatch(lab.user(1), &["--gpus=1", "--time=100", "--wrap", "sleep 6000"])?;
     lab.wait_state(holder, "RUNNING", WAIT)?;
-    lab.sbatch(
-        lab.user(1),
-        &["--gpus=32", "--time=10", "--wrap", "sleep 60"],
-    )?;
+    lab.sbatch(lab.user(1), &["--gpus=32", "--time=10", "--wrap", "sleep 60"])?;
     let mut grows = vec![];
     for _ in 0..BLOCKED {
         let job = Training::submit(&lab, &Options::default())?;
@@ -176,23 +105,10 @@ fn blocked(report: &mut Report) -> Result<()> {
         grows.extend(last_growth(&lab, &job)?);
         lab.run("root", &["scancel", &job.job.to_string()])?;
         lab.wait_end(job.job, WAIT)?;
-        lab.wait_for(WAIT, "no slice is left", || {
-            job.slices(&lab).is_ok_and(|s| s.is_empty())
-        })?;
+        lab.wait_for(WAIT, "no slice is left", || job.slices(&lab).is_ok_and(|s| s.is_empty()))?;
     }
-    report.at_most(
-        case,
-        "decision to grow -> first step, load excluded, p95",
-        percentile(&grows, 0.95),
-        "s",
-        4.0,
-    );
-    report.note(
-        case,
-        "decision to grow -> first step, load excluded, median",
-        percentile(&grows, 0.5),
-        "s",
-    );
+    report.at_most(case, "decision to grow -> first step, load excluded, p95", percentile(&grows, 0.95), "s", 4.0);
+    report.note(case, "decision to grow -> first step, load excluded, median", percentile(&grows, 0.5), "s");
     lab.down()
 }
 
@@ -203,13 +119,7 @@ fn torch(report: &mut Report) -> Result<()> {
     let job = Training::digits(&lab, &Options::default().elastic("4"), &["--epochs=1000"])?;
     job.wait_world(&lab, 4, Duration::from_secs(120))?;
     let grow = last_growth(&lab, &job)?.context("the growth is not in the journal")?;
-    report.at_most(
-        case,
-        "decision to grow -> first step, load excluded",
-        grow,
-        "s",
-        2.0,
-    );
+    report.at_most(case, "decision to grow -> first step, load excluded", grow, "s", 2.0);
     let load = load_of(&lab, &job)?.unwrap_or(f64::NAN);
     report.note(case, "load time of the newcomers", load, "s");
     lab.run("root", &["scancel", &job.job.to_string()])?;
@@ -221,14 +131,7 @@ fn last_growth(lab: &Lab, job: &Training) -> Result<Option<f64>> {
     let history = job.history(lab)?;
     let mut orders: BTreeMap<&str, (Option<u64>, Option<u64>)> = BTreeMap::new();
     let mut last = None;
-    for Event {
-        at_ms,
-        order,
-        kind,
-        state,
-        ..
-    } in &history
-    {
+    for Event { at_ms, order, kind, state, .. } in &history {
         let (Some(order), Some(Kind::Grow), Some(state)) = (order, kind, state) else {
             continue;
         };
@@ -249,12 +152,7 @@ fn last_growth(lab: &Lab, job: &Training) -> Result<Option<f64>> {
 /// Load time of the newcomers of the last growth, in seconds.
 fn load_of(lab: &Lab, job: &Training) -> Result<Option<f64>> {
     let view = job.view(lab)?.context("not registered")?;
-    let grown = view
-        .status
-        .done
-        .iter()
-        .rev()
-        .find(|o| o.kind == Kind::Grow && o.state == State::Settled);
+    let grown = view.status.done.iter().rev().find(|o| o.kind == Kind::Grow && o.state == State::Settled);
     Ok(grown.and_then(|o| o.load_ms).map(seconds))
 }
 
@@ -264,9 +162,7 @@ fn seconds(ms: u64) -> f64 {
 
 /// No statistics hang on it: any spread over a step will do.
 fn random() -> u32 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.subsec_nanos() / 1000)
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos() / 1000)
 }
 
 /// Looks at Slurm all the time while the job changes its size.
@@ -288,9 +184,7 @@ impl Watch {
             match job.held(lab) {
                 Ok(n) if n < 2 => drop(self.below.fetch_add(1, Ordering::Relaxed)),
                 Ok(_) => {}
-                Err(e) if e.to_string().contains("GPUs held") => {
-                    drop(self.twice.fetch_add(1, Ordering::Relaxed))
-                }
+                Err(e) if e.to_string().contains("GPUs held") => drop(self.twice.fetch_add(1, Ordering::Relaxed)),
                 Err(_) => continue,
             }
             self.looks.fetch_add(1, Ordering::Relaxed);

@@ -35,14 +35,8 @@ fn bare(lab: &Lab) -> Result<PathBuf> {
     let empty = etc.join("plugstack-empty.conf");
     fs::write(&empty, "")?;
     let text = fs::read_to_string(etc.join("slurm.conf"))?;
-    let lines = text
-        .lines()
-        .filter(|l| !l.starts_with("PlugStackConfig"))
-        .map(str::to_owned);
-    let conf = lines
-        .chain([format!("PlugStackConfig={}", empty.display())])
-        .collect::<Vec<_>>()
-        .join("\n");
+    let lines = text.lines().filter(|l| !l.starts_with("PlugStackConfig")).map(str::to_owned);
+    let conf = lines.chain([format!("PlugStackConfig={}", empty.display())]).collect::<Vec<_>>().join("\n");
     let path = etc.join("slurm-bare.conf");
     fs::write(&path, conf + "\n")?;
     Ok(path)
@@ -51,9 +45,7 @@ fn bare(lab: &Lab) -> Result<PathBuf> {
 /// One `sbatch` of a held job; milliseconds from exec to exit.
 fn submit(lab: &Lab, conf: &PathBuf) -> Result<f64> {
     let mut command = lab.command(lab.user(0), "sbatch")?;
-    command
-        .env("SLURM_CONF", conf)
-        .args(["-Q", "--hold", "--gpus=1", "--wrap", "true"]);
+    command.env("SLURM_CONF", conf).args(["-Q", "--hold", "--gpus=1", "--wrap", "true"]);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let started = Instant::now();
     let status = command.status()?;
@@ -62,13 +54,7 @@ fn submit(lab: &Lab, conf: &PathBuf) -> Result<f64> {
     Ok(took)
 }
 
-fn pairs(
-    report: &mut Report,
-    lab: &Lab,
-    case: &str,
-    with: &PathBuf,
-    without: &PathBuf,
-) -> Result<()> {
+fn pairs(report: &mut Report, lab: &Lab, case: &str, with: &PathBuf, without: &PathBuf) -> Result<()> {
     let (mut added, mut same, mut plain) = (vec![], vec![], vec![]);
     for n in 0..PAIRS {
         // Interleaved, and each side first in turn: drift and warm caches fall on both alike.
@@ -90,21 +76,8 @@ fn pairs(
         "ms",
         LIMIT,
     );
-    report.note(
-        case,
-        "without minus without, median of 200 pairs",
-        percentile(&same, 0.5),
-        "ms",
-    );
-    report.note(
-        case,
-        "sbatch without the plugin, median",
-        percentile(&plain, 0.5),
-        "ms",
-    );
-    lab.run(
-        "root",
-        &["scancel", "--state=PENDING", "--user", lab.user(0)],
-    )?;
+    report.note(case, "without minus without, median of 200 pairs", percentile(&same, 0.5), "ms");
+    report.note(case, "sbatch without the plugin, median", percentile(&plain, 0.5), "ms");
+    lab.run("root", &["scancel", "--state=PENDING", "--user", lab.user(0)])?;
     Ok(())
 }

@@ -15,13 +15,7 @@ fn refused(lab: &Lab, user: &str, argv: &[&str]) -> String {
 
 #[test]
 fn another_users_job_is_not_there() {
-    let lab = Lab::builder()
-        .nodes(2)
-        .gpus(8)
-        .poll_interval(1)
-        .accounting(true)
-        .start()
-        .unwrap();
+    let lab = Lab::builder().nodes(2).gpus(8).poll_interval(1).accounting(true).start().unwrap();
     let job = Training::submit(&lab, &Options::default()).unwrap();
     job.wait_world(&lab, 8, WAIT).unwrap();
     let id = job.job.to_string();
@@ -33,65 +27,35 @@ fn another_users_job_is_not_there() {
     let strip = |t: &str, n: &str| t.replace(n, "N");
     assert_eq!(strip(&theirs, &id), strip(&missing, "99999"));
     refused(&lab, other, &["pliant", "explain", &slice]);
-    assert!(
-        !lab.run(other, &["pliant", "jobs", "--json"])
-            .unwrap()
-            .contains(&format!("\"base\": {id}"))
-    );
+    assert!(!lab.run(other, &["pliant", "jobs", "--json"]).unwrap().contains(&format!("\"base\": {id}")));
     lab.run(owner, &["pliant", "explain", &id]).unwrap();
     // Cancels it or its slice: Slurm refuses.
-    refused(
-        &lab,
-        other,
-        &[
-            "bash",
-            "-c",
-            &format!("scancel {id} 2>&1 | grep -q . && exit 1"),
-        ],
-    );
+    refused(&lab, other, &["bash", "-c", &format!("scancel {id} 2>&1 | grep -q . && exit 1")]);
     // Makes a slice of it look like an orphan: a job of one's own with the mark of that base changes nothing.
     let mark = format!("--comment=pliant base={id} instance=x token=y");
     let name = format!("--job-name=pliant-{id}");
-    lab.sbatch(other, &["--gpus=1", &mark, &name, "--wrap", "sleep 60"])
-        .unwrap();
+    lab.sbatch(other, &["--gpus=1", &mark, &name, "--wrap", "sleep 60"]).unwrap();
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(lab.job_state(job.job).unwrap(), "RUNNING");
     let slices = job.slices(&lab).unwrap();
-    assert!(
-        slices.iter().any(|s| s.id.to_string() == slice),
-        "{slices:?}"
-    );
+    assert!(slices.iter().any(|s| s.id.to_string() == slice), "{slices:?}");
 }
 
 /// Reports for a job from outside it, and from inside another one, are refused by the agent.
 #[test]
 fn the_agent_serves_only_processes_of_the_job() {
-    let lab = Lab::builder()
-        .nodes(1)
-        .gpus(4)
-        .poll_interval(1)
-        .start()
-        .unwrap();
-    let job =
-        Training::submit(&lab, &Options::default().elastic("4").sbatch(&["--gpus=1"])).unwrap();
+    let lab = Lab::builder().nodes(1).gpus(4).poll_interval(1).start().unwrap();
+    let job = Training::submit(&lab, &Options::default().elastic("4").sbatch(&["--gpus=1"])).unwrap();
     job.wait_world(&lab, 4, WAIT).unwrap();
     // We are root and in no job at all.
-    let answer = hello(
-        &lab.agent_socket("n0"),
-        r#"{"type":"hello","version":1,"role":"client","rank":0,"generation":1}"#,
-    );
+    let answer =
+        hello(&lab.agent_socket("n0"), r#"{"type":"hello","version":1,"role":"client","rank":0,"generation":1}"#);
     assert!(answer.contains("refused"), "{answer}");
-    let answer = hello(
-        &lab.agent_socket("n0"),
-        r#"{"type":"hello","version":99,"role":"supervisor"}"#,
-    );
+    let answer = hello(&lab.agent_socket("n0"), r#"{"type":"hello","version":99,"role":"supervisor"}"#);
     assert!(answer.contains("refused"), "{answer}");
     for bad in ["{", "[]", r#"{"type":"order"}"#, ""] {
         let answer = hello(&lab.agent_socket("n0"), bad);
-        assert!(
-            answer.is_empty() || answer.contains("refused"),
-            "{bad}: {answer}"
-        );
+        assert!(answer.is_empty() || answer.contains("refused"), "{bad}: {answer}");
     }
     // From another user's own job: a status for this base is not believed.
     let program = format!(
@@ -108,30 +72,19 @@ fn the_agent_serves_only_processes_of_the_job() {
     let evil = lab
         .sbatch(
             lab.user(1),
-            &[
-                "--ntasks=1",
-                "--output=/dev/null",
-                "--wrap",
-                &format!("/usr/bin/python3 {}", path.display()),
-            ],
+            &["--ntasks=1", "--output=/dev/null", "--wrap", &format!("/usr/bin/python3 {}", path.display())],
         )
         .unwrap();
     lab.wait_end(evil, WAIT).unwrap();
     std::thread::sleep(Duration::from_secs(25));
     let view = job.view(&lab).unwrap().unwrap();
     assert_eq!(view.user, lab.user(0));
-    assert_eq!(
-        job.held(&lab).unwrap(),
-        4,
-        "nothing of the real job was touched"
-    );
+    assert_eq!(job.held(&lab).unwrap(), 4, "nothing of the real job was touched");
 }
 
 fn hello(socket: &std::path::Path, text: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let length = u32::try_from(text.len()).unwrap().to_be_bytes();
     stream.write_all(&length).unwrap();
     stream.write_all(text.as_bytes()).unwrap();

@@ -100,11 +100,8 @@ fn trainers(lab: &Lab) -> Result<PathBuf> {
     if !to.is_dir() {
         fs::create_dir_all(&to)?;
         for name in ["steps.py", "star.py", "check.py"] {
-            fs::copy(
-                crate::root().join("tests/trainers").join(name),
-                to.join(name),
-            )
-            .with_context(|| name.to_owned())?;
+            fs::copy(crate::root().join("tests/trainers").join(name), to.join(name))
+                .with_context(|| name.to_owned())?;
         }
     }
     Ok(to)
@@ -117,12 +114,7 @@ impl Training {
     /// What sbatch said.
     pub fn submit(lab: &Lab, options: &Options) -> Result<Training> {
         let steps = trainers(lab)?.join("steps.py");
-        let Options {
-            steps: count,
-            step_seconds,
-            trainer,
-            ..
-        } = options;
+        let Options { steps: count, step_seconds, trainer, .. } = options;
         let command = format!(
             "/usr/bin/python3 {} --steps {count} --step-seconds {step_seconds} --log $DIR --checkpoint $DIR {}",
             steps.display(),
@@ -138,16 +130,9 @@ impl Training {
     pub fn digits(lab: &Lab, options: &Options, flags: &[&str]) -> Result<Training> {
         let dir = trainers(lab)?;
         let data = crate::root().join(".cache/data").join(DIGITS);
-        fs::copy(&data, dir.join(DIGITS)).with_context(|| {
-            format!(
-                "{}: run ./dev test or ./dev demo once, they fetch it",
-                data.display()
-            )
-        })?;
-        fs::copy(
-            crate::root().join("docs/user/examples/train_digits.py"),
-            dir.join("train_digits.py"),
-        )?;
+        fs::copy(&data, dir.join(DIGITS))
+            .with_context(|| format!("{}: run ./dev test or ./dev demo once, they fetch it", data.display()))?;
+        fs::copy(crate::root().join("docs/user/examples/train_digits.py"), dir.join("train_digits.py"))?;
         let command = format!(
             "/usr/bin/python3 {0}/train_digits.py --data {0}/{DIGITS} --checkpoint $DIR/checkpoint {1}",
             dir.display(),
@@ -162,10 +147,7 @@ impl Training {
     /// What sbatch said.
     pub fn command(lab: &Lab, options: &Options, command: &str) -> Result<Training> {
         let home = lab.home(options.user);
-        let log = (0..)
-            .map(|n| home.join(format!("training-{n}")))
-            .find(|d| !d.exists())
-            .context("no directory")?;
+        let log = (0..).map(|n| home.join(format!("training-{n}"))).find(|d| !d.exists()).context("no directory")?;
         lab.run(options.user, &["mkdir", "-p", &log.to_string_lossy()])?;
         let script = log.join("job.sh");
         let text = format!(
@@ -176,19 +158,13 @@ impl Training {
         );
         fs::write(&script, text)?;
         let output = log.join("slurm.out");
-        let mut args: Vec<String> =
-            vec![format!("--output={}", output.display()), "--time=60".into()];
+        let mut args: Vec<String> = vec![format!("--output={}", output.display()), "--time=60".into()];
         args.extend(options.sbatch.iter().cloned());
         args.extend(options.elastic.iter().map(|e| format!("--elastic={e}")));
         args.push(script.to_string_lossy().into_owned());
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let job = lab.sbatch(options.user, &args)?;
-        Ok(Training {
-            job,
-            log,
-            output,
-            user: options.user,
-        })
+        Ok(Training { job, log, output, user: options.user })
     }
 
     /// Its slices in squeue, pending ones too.
@@ -208,12 +184,7 @@ impl Training {
         let mut all = BTreeSet::new();
         let mut count = 0;
         let slices = self.slices(lab)?;
-        for job in slices
-            .iter()
-            .filter(|j| j.state == "RUNNING")
-            .map(|j| j.id)
-            .chain([self.job])
-        {
+        for job in slices.iter().filter(|j| j.state == "RUNNING").map(|j| j.id).chain([self.job]) {
             let gpus = lab.gpus(job)?;
             count += gpus.len();
             all.extend(gpus);
@@ -230,14 +201,10 @@ impl Training {
     /// When it does not in time.
     pub fn wait_held(&self, lab: &Lab, gpus: usize, limit: Duration) -> Result<()> {
         let mut last = Ok(0);
-        let found = lab.wait_for(
-            limit,
-            &format!("job {} holds {gpus} GPUs", self.job),
-            || {
-                last = self.held(lab);
-                matches!(last, Ok(n) if n == gpus)
-            },
-        );
+        let found = lab.wait_for(limit, &format!("job {} holds {gpus} GPUs", self.job), || {
+            last = self.held(lab);
+            matches!(last, Ok(n) if n == gpus)
+        });
         found.with_context(|| format!("last: {last:?}; output:\n{}", self.tail(30)))
     }
 
@@ -259,16 +226,12 @@ impl Training {
     /// When it does not in time.
     pub fn wait_world(&self, lab: &Lab, gpus: u32, limit: Duration) -> Result<JobView> {
         let mut last = None;
-        let found = lab.wait_some(
-            limit,
-            &format!("job {} trains on {gpus} GPUs", self.job),
-            || {
-                last = self.view(lab).ok().flatten();
-                let v = last.as_ref()?;
-                let world: u32 = v.status.world.iter().map(|m| m.gpus).sum();
-                (world == gpus && v.status.ready && v.status.order.is_none()).then(|| v.clone())
-            },
-        );
+        let found = lab.wait_some(limit, &format!("job {} trains on {gpus} GPUs", self.job), || {
+            last = self.view(lab).ok().flatten();
+            let v = last.as_ref()?;
+            let world: u32 = v.status.world.iter().map(|m| m.gpus).sum();
+            (world == gpus && v.status.ready && v.status.order.is_none()).then(|| v.clone())
+        });
         found.with_context(|| format!("last: {last:?}; output:\n{}", self.tail(30)))
     }
 
@@ -277,15 +240,9 @@ impl Training {
     /// # Errors
     /// When `pliant explain` fails.
     pub fn history(&self, lab: &Lab) -> Result<Vec<Event>> {
-        let text = lab.run(
-            "root",
-            &["pliant", "explain", "--json", &self.job.to_string()],
-        )?;
+        let text = lab.run("root", &["pliant", "explain", "--json", &self.job.to_string()])?;
         let value: Value = serde_json::from_str(&text)?;
-        let history = value
-            .get("history")
-            .cloned()
-            .context("no history in the answer")?;
+        let history = value.get("history").cloned().context("no history in the answer")?;
         Ok(serde_json::from_value(history)?)
     }
 
@@ -295,34 +252,21 @@ impl Training {
     /// When there are no logs.
     pub fn check(&self, lab: &Lab) -> Result<Value> {
         let mut command = lab.command(self.user, "/usr/bin/python3")?;
-        let output = command
-            .arg(trainers(lab)?.join("check.py"))
-            .arg(&self.log)
-            .output()?;
-        serde_json::from_slice(&output.stdout)
-            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+        let output = command.arg(trainers(lab)?.join("check.py")).arg(&self.log).output()?;
+        serde_json::from_slice(&output.stdout).with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// Events of its ranks (`start`, `connected`, `first_step`, …).
     pub fn events(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.log.join("events.jsonl")).unwrap_or_default();
-        text.lines()
-            .filter_map(|l| serde_json::from_str(l).ok())
-            .collect()
+        text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
     }
 
     /// Pids of its ranks (and of their escaped children) that are alive; zombies are dead.
     pub fn alive(&self) -> BTreeSet<u32> {
-        let pid = |e: &Value, key: &str| {
-            e.get(key)
-                .and_then(Value::as_u64)
-                .and_then(|p| u32::try_from(p).ok())
-        };
+        let pid = |e: &Value, key: &str| e.get(key).and_then(Value::as_u64).and_then(|p| u32::try_from(p).ok());
         let events = self.events();
-        let pids = events
-            .iter()
-            .flat_map(|e| [pid(e, "pid"), pid(e, "child")])
-            .flatten();
+        let pids = events.iter().flat_map(|e| [pid(e, "pid"), pid(e, "child")]).flatten();
         pids.filter(|p| self.owns(*p)).collect()
     }
 
@@ -330,9 +274,7 @@ impl Training {
     fn owns(&self, pid: u32) -> bool {
         let proc = Path::new("/proc").join(pid.to_string());
         let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
-        let state = stat
-            .rsplit_once(") ")
-            .and_then(|(_, rest)| rest.chars().next());
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         let command = fs::read(proc.join("cmdline")).unwrap_or_default();
         let ours = String::from_utf8_lossy(&command).contains("python");
         matches!(state, Some(s) if s != 'Z' && s != 'X') && ours
@@ -343,11 +285,7 @@ impl Training {
         let dir = self.log.to_string_lossy().into_owned();
         let all = processes(&["pliant run", &dir]);
         all.into_iter()
-            .filter(|p| {
-                !fs::read(format!("/proc/{p}/comm"))
-                    .unwrap_or_default()
-                    .starts_with(b"bash")
-            })
+            .filter(|p| !fs::read(format!("/proc/{p}/comm")).unwrap_or_default().starts_with(b"bash"))
             .collect()
     }
 
@@ -355,9 +293,7 @@ impl Training {
     pub fn tail(&self, lines: usize) -> String {
         let text = fs::read_to_string(&self.output).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
-        all.get(all.len().saturating_sub(lines)..)
-            .unwrap_or_default()
-            .join("\n")
+        all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
     }
 
     /// All of its output.
@@ -373,23 +309,15 @@ pub fn children(parent: u32) -> Vec<u32> {
     };
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let mut fields = stat
-            .rsplit_once(") ")
-            .map(|(_, rest)| rest.split(' '))
-            .into_iter()
-            .flatten();
+        let mut fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ')).into_iter().flatten();
         fields.nth(1).and_then(|p| p.parse().ok()) == Some(parent)
     };
-    dir.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok())
-        .filter(of)
-        .collect()
+    dir.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok()).filter(of).collect()
 }
 
 /// Sends SIGKILL; a process that is gone already is no error.
 pub fn kill(pid: u32) {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(rustix::process::Pid::from_raw);
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }

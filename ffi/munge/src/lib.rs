@@ -40,8 +40,7 @@ const UNAUTHORIZED: c_int = 18;
 
 #[link(name = "munge")]
 unsafe extern "C" {
-    fn munge_encode(cred: *mut *mut c_char, ctx: *mut Ctx, buf: *const c_void, len: c_int)
-    -> c_int;
+    fn munge_encode(cred: *mut *mut c_char, ctx: *mut Ctx, buf: *const c_void, len: c_int) -> c_int;
     fn munge_decode(
         cred: *const c_char,
         ctx: *mut Ctx,
@@ -115,12 +114,7 @@ pub struct Decoded {
 ///
 /// # Errors
 /// munged is not there, or an argument is too large.
-pub fn encode(
-    socket: Option<&Path>,
-    payload: &[u8],
-    only_for: Option<u32>,
-    ttl: u32,
-) -> Result<String, MungeError> {
+pub fn encode(socket: Option<&Path>, payload: &[u8], only_for: Option<u32>, ttl: u32) -> Result<String, MungeError> {
     let too_large = |what: &str| MungeError::Argument(format!("{what} is too large"));
     let ctx = Context::new(socket)?;
     let ttl = c_int::try_from(ttl.max(1)).map_err(|_| too_large("the time to live"))?;
@@ -150,21 +144,12 @@ pub fn encode(
 /// The credential is not valid, not for this uid, or munged is not there.
 pub fn decode(socket: Option<&Path>, credential: &str) -> Result<Decoded, MungeError> {
     let ctx = Context::new(socket)?;
-    let credential = CString::new(credential)
-        .map_err(|_| MungeError::Argument("a credential with a NUL byte".into()))?;
+    let credential =
+        CString::new(credential).map_err(|_| MungeError::Argument("a credential with a NUL byte".into()))?;
     let (mut buf, mut length): (*mut c_void, c_int) = (ptr::null_mut(), 0);
     let (mut uid, mut gid) = (u32::MAX, u32::MAX);
     // SAFETY: all pointers are to live places of the declared types; the credential ends with NUL.
-    let code = unsafe {
-        munge_decode(
-            credential.as_ptr(),
-            ctx.0,
-            &mut buf,
-            &mut length,
-            &mut uid,
-            &mut gid,
-        )
-    };
+    let code = unsafe { munge_decode(credential.as_ptr(), ctx.0, &mut buf, &mut length, &mut uid, &mut gid) };
     // Before the check: munge gives a buffer for expired and replayed credentials too.
     let buf = Owned(buf);
     ctx.check(code)?;
@@ -202,9 +187,8 @@ impl Context {
             return Err(error(NO_MEMORY, None));
         }
         if let Some(socket) = socket.filter(|s| !s.as_os_str().is_empty()) {
-            let path = CString::new(socket.as_os_str().as_bytes()).map_err(|_| {
-                MungeError::Argument("munged's socket has a NUL byte in its path".into())
-            })?;
+            let path = CString::new(socket.as_os_str().as_bytes())
+                .map_err(|_| MungeError::Argument("munged's socket has a NUL byte in its path".into()))?;
             // SAFETY: OPT_SOCKET takes a string that ends with NUL, which munge copies.
             ctx.check(unsafe { munge_ctx_set(ctx.0, OPT_SOCKET, path.as_ptr()) })?;
         }
@@ -263,9 +247,7 @@ fn error(code: c_int, text: Option<String>) -> MungeError {
             return format!("munge error {code}");
         }
         // SAFETY: not null, static, ends with NUL.
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned()
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     });
     match code {
         BAD_ARG => MungeError::Argument(text),
@@ -285,10 +267,7 @@ mod tests {
     #[test]
     fn a_missing_munged_is_named() {
         let e = encode(Some(Path::new("/nonexistent/munge.socket")), b"x", None, 1).unwrap_err();
-        assert!(
-            matches!(&e, MungeError::Unreachable(text) if text.contains("/nonexistent/munge.socket")),
-            "{e:?}"
-        );
+        assert!(matches!(&e, MungeError::Unreachable(text) if text.contains("/nonexistent/munge.socket")), "{e:?}");
         let e = decode(Some(Path::new("/nonexistent/munge.socket")), "MUNGE:x:").unwrap_err();
         assert!(matches!(e, MungeError::Unreachable(_)), "{e:?}");
     }
@@ -296,9 +275,6 @@ mod tests {
     #[test]
     fn nul_bytes_are_refused() {
         assert!(matches!(decode(None, "a\0b"), Err(MungeError::Argument(_))));
-        assert!(matches!(
-            encode(Some(Path::new("a\0b")), b"", None, 1),
-            Err(MungeError::Argument(_))
-        ));
+        assert!(matches!(encode(Some(Path::new("a\0b")), b"", None, 1), Err(MungeError::Argument(_))));
     }
 }

@@ -15,9 +15,7 @@ struct Munged {
 impl Munged {
     /// `None` where munged is not installed.
     fn start(name: &str) -> Option<Munged> {
-        let program = ["/usr/sbin/munged", "/usr/local/sbin/munged"]
-            .into_iter()
-            .find(|p| Path::new(p).exists())?;
+        let program = ["/usr/sbin/munged", "/usr/local/sbin/munged"].into_iter().find(|p| Path::new(p).exists())?;
         let dir = std::env::temp_dir().join(format!("pliant-munge-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let key = dir.join("key");
@@ -28,11 +26,7 @@ impl Munged {
         let option = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
         let child = Command::new(program)
             .args(["--foreground", "--force", "--num-threads=2"])
-            .args([
-                option("key-file", "key"),
-                option("socket", "socket"),
-                option("pid-file", "pid"),
-            ])
+            .args([option("key-file", "key"), option("socket", "socket"), option("pid-file", "pid")])
             .args([option("log-file", "log"), option("seed-file", "seed")])
             .stderr(Stdio::null())
             .spawn()
@@ -68,45 +62,24 @@ fn credentials_are_what_they_say() {
     let payload = b"any\0bytes\xff";
     let credential = encode(socket, payload, Some(own_uid()), 30).unwrap();
     let decoded = decode(socket, &credential).unwrap();
-    assert_eq!(
-        (decoded.uid, decoded.payload.as_slice(), decoded.ttl),
-        (own_uid(), payload.as_slice(), 30)
-    );
+    assert_eq!((decoded.uid, decoded.payload.as_slice(), decoded.ttl), (own_uid(), payload.as_slice(), 30));
     assert!((0..=2).contains(&(decoded.decode_time - decoded.encode_time)));
     assert!(decoded.encode_time > 1_700_000_000);
 
-    assert!(
-        matches!(decode(socket, &credential), Err(MungeError::Replayed(_))),
-        "decoded a second time"
-    );
+    assert!(matches!(decode(socket, &credential), Err(MungeError::Replayed(_))), "decoded a second time");
 
     let other = encode(socket, b"x", Some(own_uid() + 12345), 30).unwrap();
-    assert!(
-        matches!(decode(socket, &other), Err(MungeError::Unauthorized(_))),
-        "for another uid"
-    );
+    assert!(matches!(decode(socket, &other), Err(MungeError::Unauthorized(_))), "for another uid");
 
     let mut altered = encode(socket, b"x", None, 30).unwrap();
     let at = altered.len() / 2;
-    let digit = if altered.as_bytes()[at] == b'A' {
-        "B"
-    } else {
-        "A"
-    };
+    let digit = if altered.as_bytes()[at] == b'A' { "B" } else { "A" };
     altered.replace_range(at..=at, digit);
     assert!(decode(socket, &altered).is_err(), "altered");
     assert!(decode(socket, "MUNGE:not base64!:").is_err());
 
     let short = encode(socket, b"x", None, 1).unwrap();
     std::thread::sleep(Duration::from_millis(2500));
-    assert!(
-        matches!(decode(socket, &short), Err(MungeError::Expired(_))),
-        "expired"
-    );
-    assert_eq!(
-        decode(socket, &encode(socket, b"", None, 5).unwrap())
-            .unwrap()
-            .payload,
-        b""
-    );
+    assert!(matches!(decode(socket, &short), Err(MungeError::Expired(_))), "expired");
+    assert_eq!(decode(socket, &encode(socket, b"", None, 5).unwrap()).unwrap().payload, b"");
 }

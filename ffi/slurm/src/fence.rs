@@ -29,11 +29,7 @@ pub struct Fence {
 impl Fence {
     /// A fence that logs a caught panic with `log`.
     pub const fn new(log: fn(&str)) -> Self {
-        Fence {
-            tripped: AtomicBool::new(false),
-            hook: Once::new(),
-            log,
-        }
+        Fence { tripped: AtomicBool::new(false), hook: Once::new(), log }
     }
 
     /// Runs the body of the exported function `name`. Returns its value, or success where it panicked or where any call
@@ -61,8 +57,7 @@ impl Fence {
     fn trip(&self, name: &str) {
         self.tripped.store(true, Ordering::Relaxed);
         let message = MESSAGE.take().unwrap_or_else(|| "unknown panic".to_owned());
-        let line =
-            format!("pliant: {name}: internal error, plugin disabled in this process: {message}");
+        let line = format!("pliant: {name}: internal error, plugin disabled in this process: {message}");
         let logged = catch_unwind(AssertUnwindSafe(|| (self.log)(&line)));
         if let Err(payload) = logged {
             Box::leak(payload);
@@ -79,29 +74,15 @@ fn install_hook() {
             return before(info);
         }
         let payload = info.payload();
-        let text = payload
-            .downcast_ref::<&str>()
-            .copied()
-            .or(payload.downcast_ref::<String>().map(String::as_str));
-        let text = text
-            .unwrap_or("panic")
-            .lines()
-            .next()
-            .unwrap_or_default()
-            .to_owned();
-        let place = info
-            .location()
-            .map(|l| format!(" ({}:{})", l.file(), l.line()))
-            .unwrap_or_default();
+        let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("panic").lines().next().unwrap_or_default().to_owned();
+        let place = info.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         MESSAGE.set(Some(text + &place));
     }));
 }
 
 #[cfg(feature = "inject-panic")]
-#[allow(
-    clippy::panic,
-    reason = "the test-only way to panic in each exported function"
-)]
+#[allow(clippy::panic, reason = "the test-only way to panic in each exported function")]
 fn inject(name: &str) {
     if std::env::var_os("PLIANT_INJECT_PANIC").is_some_and(|wanted| wanted == name) {
         panic!("injected by PLIANT_INJECT_PANIC");
@@ -129,15 +110,8 @@ mod tests {
         assert_eq!(FENCE.call("second", || panic!("two\nlines")), 0);
         assert_eq!(FENCE.call("third", || 7), 0, "closed after a panic");
         let lines = LINES.lock().unwrap();
-        let [line] = lines.as_slice() else {
-            panic!("{lines:?}")
-        };
-        assert!(
-            line.starts_with(
-                "pliant: second: internal error, plugin disabled in this process: two ("
-            ),
-            "{line}"
-        );
+        let [line] = lines.as_slice() else { panic!("{lines:?}") };
+        assert!(line.starts_with("pliant: second: internal error, plugin disabled in this process: two ("), "{line}");
         assert!(!line.contains('\n'));
     }
 

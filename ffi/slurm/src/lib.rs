@@ -27,10 +27,7 @@ pub fn version() -> String {
 mod tests {
     #[test]
     fn the_version_has_slurms_form() {
-        let parts: Vec<u32> = super::version()
-            .split('.')
-            .map(|p| p.parse().unwrap())
-            .collect();
+        let parts: Vec<u32> = super::version().split('.').map(|p| p.parse().unwrap()).collect();
         assert!(parts.len() == 3 && parts[0] >= 22, "{parts:?}");
     }
 }

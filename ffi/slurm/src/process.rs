@@ -34,9 +34,6 @@ pub fn set_env(name: &str, value: &str) {
 /// The only way that stops a submission from `init_post_opt` where plugstack.conf says `optional`: Slurm ignores the
 /// callback's return value then.
 pub fn exit_command(code: i32) -> ! {
-    #[allow(
-        clippy::exit,
-        reason = "see above; never reached in a daemon or slurmstepd"
-    )]
+    #[allow(clippy::exit, reason = "see above; never reached in a daemon or slurmstepd")]
     std::process::exit(code)
 }

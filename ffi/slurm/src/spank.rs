@@ -85,16 +85,8 @@ impl Spank {
     ///
     /// # Safety
     /// The three must be the arguments of the callback that is running, and the result must not outlive it.
-    pub unsafe fn from_callback(
-        handle: sys::spank_t,
-        argc: c_int,
-        argv: *mut *mut c_char,
-    ) -> Spank {
-        let count = if argv.is_null() {
-            0
-        } else {
-            usize::try_from(argc).unwrap_or(0)
-        };
+    pub unsafe fn from_callback(handle: sys::spank_t, argc: c_int, argv: *mut *mut c_char) -> Spank {
+        let count = if argv.is_null() { 0 } else { usize::try_from(argc).unwrap_or(0) };
         // SAFETY: Slurm passes argc C strings in argv.
         let args = (0..count).map(|i| unsafe { text(*argv.add(i)) }).collect();
         Spank { handle, args }
@@ -109,11 +101,7 @@ impl Spank {
     ///
     /// # Errors
     /// When Slurm refuses, for instance because another plugin has an option of that name.
-    pub fn register_option(
-        &self,
-        spec: &OptionSpec<'_>,
-        callback: OptionCallback,
-    ) -> Result<(), SpankError> {
+    pub fn register_option(&self, spec: &OptionSpec<'_>, callback: OptionCallback) -> Result<(), SpankError> {
         // Slurm keeps its own copy in every release read, but nothing promises it: these few strings live as long as the
         // plugin.
         let own = |s: &str| c_string(s).into_raw();
@@ -126,9 +114,7 @@ impl Spank {
             cb: Some(callback),
         }));
         // SAFETY: the handle is valid during the callback, the option lives on.
-        check("spank_option_register", unsafe {
-            sys::spank_option_register(self.handle, option)
-        })
+        check("spank_option_register", unsafe { sys::spank_option_register(self.handle, option) })
     }
 
     /// A variable of the job's environment (slurmstepd only). `None`: not there. Bytes that are no UTF-8 are replaced.
@@ -138,16 +124,13 @@ impl Spank {
         loop {
             let size = c_int::try_from(buffer.len()).ok()?;
             // SAFETY: handle as above; the buffer has `size` bytes.
-            let code =
-                unsafe { sys::spank_getenv(self.handle, name.as_ptr(), buffer.as_mut_ptr(), size) };
+            let code = unsafe { sys::spank_getenv(self.handle, name.as_ptr(), buffer.as_mut_ptr(), size) };
             match code {
                 SUCCESS => {
                     // SAFETY: Slurm has written a C string into the buffer.
                     return Some(unsafe { text(buffer.as_ptr()) });
                 }
-                sys::ESPANK_NOSPACE if buffer.len() < 1 << 20 => {
-                    buffer.resize(buffer.len() * 16, 0)
-                }
+                sys::ESPANK_NOSPACE if buffer.len() < 1 << 20 => buffer.resize(buffer.len() * 16, 0),
                 _ => return None,
             }
         }
@@ -160,9 +143,7 @@ impl Spank {
     pub fn setenv(&self, name: &str, value: &str) -> Result<(), SpankError> {
         let (name, value) = (c_string(name), c_string(value));
         // SAFETY: handle as above; Slurm copies the strings.
-        check("spank_setenv", unsafe {
-            sys::spank_setenv(self.handle, name.as_ptr(), value.as_ptr(), 1)
-        })
+        check("spank_setenv", unsafe { sys::spank_setenv(self.handle, name.as_ptr(), value.as_ptr(), 1) })
     }
 
     /// Removes a variable of the job's environment (slurmstepd only).
@@ -172,9 +153,7 @@ impl Spank {
     pub fn unsetenv(&self, name: &str) -> Result<(), SpankError> {
         let name = c_string(name);
         // SAFETY: handle as above; Slurm only reads the name.
-        check("spank_unsetenv", unsafe {
-            sys::spank_unsetenv(self.handle, name.as_ptr())
-        })
+        check("spank_unsetenv", unsafe { sys::spank_unsetenv(self.handle, name.as_ptr()) })
     }
 
     /// Adds a value to `spank_job_env` (srun, sbatch, salloc): slurmctld, prolog and epilog see it as `SPANK_name`, and
@@ -208,8 +187,7 @@ impl Spank {
     fn number(&self, item: sys::spank_item) -> Option<u32> {
         let mut value: u32 = 0;
         // SAFETY: each item asked for takes a pointer to 32 bits (spank.h).
-        let code =
-            unsafe { sys::spank_get_item(self.handle, item, std::ptr::from_mut(&mut value)) };
+        let code = unsafe { sys::spank_get_item(self.handle, item, std::ptr::from_mut(&mut value)) };
         (code == SUCCESS).then_some(value)
     }
 
@@ -217,9 +195,7 @@ impl Spank {
     pub fn env_names(&self, prefix: &str) -> Vec<String> {
         let mut env: *mut *mut c_char = std::ptr::null_mut();
         // SAFETY: S_JOB_ENV takes a pointer to `char **` (spank.h).
-        let code = unsafe {
-            sys::spank_get_item(self.handle, sys::S_JOB_ENV, std::ptr::from_mut(&mut env))
-        };
+        let code = unsafe { sys::spank_get_item(self.handle, sys::S_JOB_ENV, std::ptr::from_mut(&mut env)) };
         let mut names = vec![];
         if code != SUCCESS || env.is_null() {
             return names;
@@ -242,11 +218,7 @@ impl Spank {
 }
 
 fn check(call: &'static str, code: sys::spank_err_t) -> Result<(), SpankError> {
-    if code == SUCCESS {
-        Ok(())
-    } else {
-        Err(SpankError { call, code })
-    }
+    if code == SUCCESS { Ok(()) } else { Err(SpankError { call, code }) }
 }
 
 /// A text that Slurm hands over, bytes that are no UTF-8 replaced; empty for a null pointer.
@@ -258,9 +230,7 @@ pub unsafe fn text(pointer: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(pointer) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 /// One line on the command's standard error, or in the daemon's log, as an error.

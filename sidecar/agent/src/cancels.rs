@@ -85,24 +85,10 @@ impl Cancels {
     /// Adds a slice. One that is there already keeps its place; an order that is no matter of a lease goes over one
     /// that is.
     pub fn add(&mut self, slice: JobId, want: Want, reason: Reason, from_lease: bool, now: Now) {
-        let entry = Entry {
-            want,
-            reason,
-            from_lease,
-            next_at: now,
-            failures: 0,
-            stage: Stage::Waiting,
-            reported: false,
-        };
+        let entry =
+            Entry { want, reason, from_lease, next_at: now, failures: 0, stage: Stage::Waiting, reported: false };
         match self.entries.get_mut(&slice) {
-            Some(old)
-                if old.from_lease
-                    && !from_lease
-                    && old.stage == Stage::Waiting
-                    && !old.reported =>
-            {
-                *old = entry
-            }
+            Some(old) if old.from_lease && !from_lease && old.stage == Stage::Waiting && !old.reported => *old = entry,
             Some(_) => {}
             None => {
                 self.entries.insert(slice, entry);
@@ -136,11 +122,7 @@ impl Cancels {
         if self.busy {
             return None;
         }
-        let due = self
-            .entries
-            .iter_mut()
-            .filter(|(_, e)| e.next_at <= now)
-            .min_by_key(|(_, e)| e.next_at);
+        let due = self.entries.iter_mut().filter(|(_, e)| e.next_at <= now).min_by_key(|(_, e)| e.next_at);
         let (slice, entry) = due?;
         entry.stage = Stage::Looking;
         self.busy = true;
@@ -150,11 +132,7 @@ impl Cancels {
     /// The end of a look. [`Outcome::Cancel`] has to be followed by the command and [`Cancels::cancelled`].
     pub fn looked(&mut self, slice: JobId, look: Look, now: Now) -> Outcome {
         self.busy = false;
-        let Some(entry) = self
-            .entries
-            .get_mut(&slice)
-            .filter(|e| e.stage == Stage::Looking)
-        else {
+        let Some(entry) = self.entries.get_mut(&slice).filter(|e| e.stage == Stage::Looking) else {
             return Outcome::Withdrawn;
         };
         entry.stage = Stage::Waiting;
@@ -224,21 +202,11 @@ mod tests {
     }
 
     fn want() -> Want {
-        Want {
-            base: JobId(7),
-            instance: Some("ab".into()),
-            token: None,
-            uid: Some(999),
-        }
+        Want { base: JobId(7), instance: Some("ab".into()), token: None, uid: Some(999) }
     }
 
     fn shown(state: &str, uid: u32, base: u32, instance: &str) -> Look {
-        look(
-            S,
-            true,
-            &format!("12|{uid}|{state}|pliant base={base} instance={instance} token=t"),
-            "",
-        )
+        look(S, true, &format!("12|{uid}|{state}|pliant base={base} instance={instance} token=t"), "")
     }
 
     fn with_one(from_lease: bool) -> Cancels {
@@ -252,27 +220,15 @@ mod tests {
     fn looked_at_cancelled_and_watched_until_it_has_ended() {
         let mut c = with_one(false);
         assert_eq!(c.next(at(0)), None, "one command at a time");
-        assert_eq!(
-            c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)),
-            Outcome::Cancel(S)
-        );
+        assert_eq!(c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)), Outcome::Cancel(S));
         assert_eq!(c.next(at(1)), None);
-        assert_eq!(
-            c.cancelled(S, true, at(1)),
-            Some(Reason::Orphan { slice: S })
-        );
+        assert_eq!(c.cancelled(S, true, at(1)), Some(Reason::Orphan { slice: S }));
         assert_eq!(c.next(at(2)), None);
         assert_eq!(c.next(at(6)), Some(S));
-        assert_eq!(
-            c.looked(S, shown("RUNNING", 999, 7, "ab"), at(6)),
-            Outcome::Cancel(S)
-        );
+        assert_eq!(c.looked(S, shown("RUNNING", 999, 7, "ab"), at(6)), Outcome::Cancel(S));
         assert_eq!(c.cancelled(S, true, at(6)), None, "reported once");
         assert_eq!(c.next(at(12)), Some(S));
-        assert_eq!(
-            c.looked(S, shown("COMPLETING", 999, 7, "ab"), at(12)),
-            Outcome::Ended
-        );
+        assert_eq!(c.looked(S, shown("COMPLETING", 999, 7, "ab"), at(12)), Outcome::Ended);
         assert!(!c.contains(S));
     }
 
@@ -280,17 +236,11 @@ mod tests {
     fn only_the_job_that_was_meant() {
         for (uid, base, instance) in [(1000, 7, "ab"), (999, 8, "ab"), (999, 7, "other")] {
             let mut c = with_one(false);
-            assert_eq!(
-                c.looked(S, shown("RUNNING", uid, base, instance), at(1)),
-                Outcome::NotOurs
-            );
+            assert_eq!(c.looked(S, shown("RUNNING", uid, base, instance), at(1)), Outcome::NotOurs);
             assert!(!c.contains(S));
         }
         let mut c = with_one(false);
-        assert_eq!(
-            c.looked(S, look(S, true, "12|999|RUNNING|mine", ""), at(1)),
-            Outcome::NotOurs
-        );
+        assert_eq!(c.looked(S, look(S, true, "12|999|RUNNING|mine", ""), at(1)), Outcome::NotOurs);
     }
 
     #[test]
@@ -298,10 +248,7 @@ mod tests {
         let mut c = with_one(false);
         let mut now = at(0);
         for pause in [1, 2, 4, 8, 16, 30, 30] {
-            assert!(matches!(
-                c.looked(S, Look::Failed("x".into()), now),
-                Outcome::Later(_)
-            ));
+            assert!(matches!(c.looked(S, Look::Failed("x".into()), now), Outcome::Later(_)));
             assert!(c.contains(S));
             assert_eq!(c.next(now + at(pause) - Duration::from_millis(1)), None);
             now += at(pause);
@@ -316,17 +263,11 @@ mod tests {
     fn a_renewal_takes_back_what_a_lease_began_and_nothing_else() {
         let mut c = with_one(true);
         c.renewed(S);
-        assert_eq!(
-            c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)),
-            Outcome::Withdrawn
-        );
+        assert_eq!(c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)), Outcome::Withdrawn);
         assert_eq!(c.next(at(9)), None);
         let mut c = with_one(false);
         c.all_renewed();
-        assert_eq!(
-            c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)),
-            Outcome::Cancel(S)
-        );
+        assert_eq!(c.looked(S, shown("RUNNING", 999, 7, "ab"), at(1)), Outcome::Cancel(S));
     }
 
     #[test]

@@ -119,15 +119,9 @@ impl Core {
     ) -> Result<(), String> {
         let own = pliant_protocol::VERSION;
         if version != own {
-            return Err(format!(
-                "this agent speaks version {own} of the protocol, the peer version {version}"
-            ));
+            return Err(format!("this agent speaks version {own} of the protocol, the peer version {version}"));
         }
-        let welcome = FromAgent::Welcome {
-            version: own,
-            job: peer.job,
-            node: self.node.clone(),
-        };
+        let welcome = FromAgent::Welcome { version: own, job: peer.job, node: self.node.clone() };
         let kind = match role {
             Role::Client { rank, generation } => {
                 let id = (generation, rank);
@@ -143,9 +137,7 @@ impl Core {
                 Kind::Supervisor
             }
             Role::Launcher { instance } => {
-                if let Some((key, uid, tokens)) =
-                    self.launchers.hello(conn, &peer, &instance, alive, out)?
-                {
+                if let Some((key, uid, tokens)) = self.launchers.hello(conn, &peer, &instance, alive, out)? {
                     self.orphans.add(key, uid, tokens, now);
                 }
                 self.orphans.returned(&(peer.job, instance));
@@ -173,28 +165,16 @@ impl Core {
                 self.ranks.rank_message(&peer, *id, message, &mut out);
                 Ok(())
             }
-            (
-                Kind::Supervisor,
-                ToAgent::ToClient {
-                    rank,
-                    generation,
-                    message,
-                },
-            ) => {
-                self.ranks
-                    .supervisor_message(&peer, (generation, rank), message, &mut out);
+            (Kind::Supervisor, ToAgent::ToClient { rank, generation, message }) => {
+                self.ranks.supervisor_message(&peer, (generation, rank), message, &mut out);
                 Ok(())
             }
-            (Kind::Supervisor, ToAgent::Lease { base, instance }) => {
-                self.renew(&peer, base, &instance, now)
-            }
+            (Kind::Supervisor, ToAgent::Lease { base, instance }) => self.renew(&peer, base, &instance, now),
             (Kind::Launcher, ToAgent::Status(status)) => self
                 .launchers
                 .status(conn, &peer, *status)
                 .map(|m| out.extend(self.daemon.then_some(Effect::Daemon(m)))),
-            (Kind::Launcher, ToAgent::Holds { tokens }) => {
-                self.launchers.holds(conn, &peer, tokens)
-            }
+            (Kind::Launcher, ToAgent::Holds { tokens }) => self.launchers.holds(conn, &peer, tokens),
             (kind, _) => Err(format!("a message that a {} does not send", kind.word())),
         };
         if let Err(reason) = refused {
@@ -223,10 +203,7 @@ impl Core {
         match kind {
             Kind::Launcher => {
                 let gone = self.launchers.closed(conn, &peer, now);
-                gone.filter(|_| self.daemon)
-                    .map(Effect::Daemon)
-                    .into_iter()
-                    .collect()
+                gone.filter(|_| self.daemon).map(Effect::Daemon).into_iter().collect()
             }
             Kind::Rank(_) | Kind::Supervisor => {
                 self.ranks.closed(conn, &peer);
@@ -243,12 +220,7 @@ impl Core {
         self.daemon = connected;
         let mut out = vec![];
         if connected {
-            out.extend(
-                self.reports
-                    .drain(..)
-                    .chain(self.launchers.statuses())
-                    .map(Effect::Daemon),
-            );
+            out.extend(self.reports.drain(..).chain(self.launchers.statuses()).map(Effect::Daemon));
             // The first sweep is wanted in any case; later ones are pliantd's matter.
             self.sweep_at = self.sweep_at.filter(|_| !self.swept);
         } else {
@@ -262,32 +234,18 @@ impl Core {
     pub fn daemon_message(&mut self, message: peer::ToAgent, now: Now) -> Vec<Effect> {
         let mut out = vec![];
         match message {
-            peer::ToAgent::Order {
-                base,
-                instance,
-                order,
-            } => {
+            peer::ToAgent::Order { base, instance, order } => {
                 let id = order.id().clone();
                 if let Err(reason) = self.launchers.order(base, &instance, order, &mut out) {
                     tracing::warn!(order = %id, "order left out: {reason}");
                 }
             }
-            peer::ToAgent::Cancel {
-                slice,
-                base,
-                reason,
-            } => {
-                let want = Want {
-                    base,
-                    instance: None,
-                    token: None,
-                    uid: None,
-                };
+            peer::ToAgent::Cancel { slice, base, reason } => {
+                let want = Want { base, instance: None, token: None, uid: None };
                 self.cancels.add(slice, want, reason, false, now);
                 self.commands(now, &mut out);
             }
-            peer::ToAgent::Welcome { .. } | peer::ToAgent::Refused { .. } | peer::ToAgent::Ping => {
-            }
+            peer::ToAgent::Welcome { .. } | peer::ToAgent::Refused { .. } | peer::ToAgent::Ping => {}
         }
         out
     }
@@ -296,10 +254,7 @@ impl Core {
     pub fn tick(&mut self, now: Now) -> Vec<Effect> {
         let pause = now.saturating_sub(std::mem::replace(&mut self.ticked, now));
         if pause > STOPPED {
-            tracing::warn!(
-                "the agent was stopped for {} s: all leases start anew",
-                pause.as_secs()
-            );
+            tracing::warn!("the agent was stopped for {} s: all leases start anew", pause.as_secs());
             self.leases.restart(now);
             self.launchers.restart(now);
             self.cancels.all_renewed();
@@ -377,8 +332,7 @@ impl Core {
             tracing::warn!("slices of a lost launcher could not be looked up: {text}");
         }
         for (slice, want) in self.orphans.found(jobs, now) {
-            self.cancels
-                .add(slice, want, Reason::Orphan { slice }, false, now);
+            self.cancels.add(slice, want, Reason::Orphan { slice }, false, now);
         }
         let mut out = vec![];
         self.commands(now, &mut out);
@@ -391,9 +345,7 @@ impl Core {
             Ok(jobs) => {
                 self.sweep_failures = 0;
                 self.swept = true;
-                jobs.iter()
-                    .filter(|j| !self.cancels.contains(j.id))
-                    .for_each(|j| self.leases.found(j, now));
+                jobs.iter().filter(|j| !self.cancels.contains(j.id)).for_each(|j| self.leases.found(j, now));
                 tracing::debug!("sweep: {} slices, {} leases", jobs.len(), self.leases.len());
                 self.sweep_at = (!self.daemon).then(|| now + SWEEP);
             }

@@ -14,11 +14,7 @@ pub fn status(base: u32, instance: &str) -> JobStatus {
         base: JobId(base),
         instance: instance.into(),
         command: "x".into(),
-        range: GpuRange {
-            min: Some(2),
-            max: 8,
-            step: 1,
-        },
+        range: GpuRange { min: Some(2), max: 8, step: 1 },
         base_gpus: 2,
         base_nodes: vec!["n0".into()],
         cpus_per_gpu: 1,
@@ -43,11 +39,7 @@ fn at(seconds: u64) -> Now {
 }
 
 fn peer(job: u32, uid: u32, pid: u32) -> Peer {
-    Peer {
-        pid,
-        uid,
-        job: JobId(job),
-    }
+    Peer { pid, uid, job: JobId(job) }
 }
 
 struct Agent {
@@ -72,20 +64,8 @@ impl Agent {
     }
 
     fn launcher(&mut self, job: u32, instance: &str, now: u64) -> ConnId {
-        let (conn, effects) = self.hello(
-            peer(job, 10, 100),
-            Role::Launcher {
-                instance: instance.into(),
-            },
-            now,
-        );
-        assert!(
-            matches!(
-                effects.first(),
-                Some(Effect::Send(_, FromAgent::Welcome { .. }))
-            ),
-            "{effects:?}"
-        );
+        let (conn, effects) = self.hello(peer(job, 10, 100), Role::Launcher { instance: instance.into() }, now);
+        assert!(matches!(effects.first(), Some(Effect::Send(_, FromAgent::Welcome { .. }))), "{effects:?}");
         conn
     }
 
@@ -116,30 +96,15 @@ fn shown(slice: u32, state: &str) -> Look {
 fn a_slice_without_renewals_is_cancelled_after_forty_seconds() {
     let mut a = Agent::new();
     let (conn, _) = a.hello(peer(12, 10, 200), Role::Supervisor, 0);
-    let lease = || ToAgent::Lease {
-        base: JobId(7),
-        instance: "ab".into(),
-    };
+    let lease = || ToAgent::Lease { base: JobId(7), instance: "ab".into() };
     a.core.message(conn, lease(), at(0));
     a.core.message(conn, lease(), at(5));
     a.core.closed(conn, at(6));
     assert_eq!(a.ticks(1..=45), [(45, Effect::Look(JobId(12)))]);
-    assert_eq!(
-        a.core.looked(JobId(12), shown(12, "RUNNING"), at(45)),
-        [Effect::Cancel(JobId(12))]
-    );
-    assert!(
-        a.core.cancelled(JobId(12), Ok(()), at(45)).is_empty(),
-        "kept for pliantd"
-    );
-    let reason = Reason::LeaseOver {
-        slice: JobId(12),
-        silent: 40,
-    };
-    let report = Effect::Daemon(peer::FromAgent::Cancelled {
-        slice: JobId(12),
-        reason,
-    });
+    assert_eq!(a.core.looked(JobId(12), shown(12, "RUNNING"), at(45)), [Effect::Cancel(JobId(12))]);
+    assert!(a.core.cancelled(JobId(12), Ok(()), at(45)).is_empty(), "kept for pliantd");
+    let reason = Reason::LeaseOver { slice: JobId(12), silent: 40 };
+    let report = Effect::Daemon(peer::FromAgent::Cancelled { slice: JobId(12), reason });
     assert_eq!(a.core.daemon(true, at(46)), [report]);
     assert_eq!(a.ticks(46..=50), [(50, Effect::Look(JobId(12)))]);
     a.core.looked(JobId(12), Look::Gone, at(50));
@@ -150,25 +115,14 @@ fn a_slice_without_renewals_is_cancelled_after_forty_seconds() {
 fn a_hanging_slurm_cancels_nothing() {
     let mut a = Agent::new();
     let (conn, _) = a.hello(peer(12, 10, 200), Role::Supervisor, 0);
-    a.core.message(
-        conn,
-        ToAgent::Lease {
-            base: JobId(7),
-            instance: "ab".into(),
-        },
-        at(0),
-    );
+    a.core.message(conn, ToAgent::Lease { base: JobId(7), instance: "ab".into() }, at(0));
     let mut looks = 0;
     for s in 1..=600 {
         for effect in a.core.tick(at(s)) {
             match effect {
                 Effect::Look(slice) => {
                     looks += 1;
-                    assert!(
-                        a.core
-                            .looked(slice, Look::Failed("timeout".into()), at(s))
-                            .is_empty()
-                    );
+                    assert!(a.core.looked(slice, Look::Failed("timeout".into()), at(s)).is_empty());
                 }
                 Effect::Sweep => a.core.swept(Err("timeout".into()), at(s)),
                 other => panic!("{other:?}"),
@@ -176,14 +130,7 @@ fn a_hanging_slurm_cancels_nothing() {
         }
     }
     assert!((15..=30).contains(&looks), "with back-off: {looks}");
-    a.core.message(
-        conn,
-        ToAgent::Lease {
-            base: JobId(7),
-            instance: "ab".into(),
-        },
-        at(601),
-    );
+    a.core.message(conn, ToAgent::Lease { base: JobId(7), instance: "ab".into() }, at(601));
     assert!(a.ticks(601..=640).is_empty(), "a renewal takes it back");
 }
 
@@ -191,79 +138,35 @@ fn a_hanging_slurm_cancels_nothing() {
 fn an_agent_that_was_stopped_does_not_cancel() {
     let mut a = Agent::new();
     let (conn, _) = a.hello(peer(12, 10, 200), Role::Supervisor, 0);
-    a.core.message(
-        conn,
-        ToAgent::Lease {
-            base: JobId(7),
-            instance: "ab".into(),
-        },
-        at(0),
-    );
+    a.core.message(conn, ToAgent::Lease { base: JobId(7), instance: "ab".into() }, at(0));
     let launcher = a.launcher(7, "ab", 0);
-    a.core.message(
-        launcher,
-        ToAgent::Holds {
-            tokens: vec!["t1".into()],
-        },
-        at(0),
-    );
+    a.core.message(launcher, ToAgent::Holds { tokens: vec!["t1".into()] }, at(0));
     a.core.closed(launcher, at(1));
     a.ticks(1..=5);
     assert!(a.ticks(1000..=1019).is_empty());
-    assert_eq!(
-        a.ticks(1020..=1040),
-        [
-            (1020, Effect::Find(JobId(7))),
-            (1040, Effect::Look(JobId(12)))
-        ]
-    );
+    assert_eq!(a.ticks(1020..=1040), [(1020, Effect::Find(JobId(7))), (1040, Effect::Look(JobId(12)))]);
 }
 
 #[test]
 fn slices_of_a_lost_launcher_are_found_and_cancelled() {
     let mut a = Agent::new();
     let conn = a.launcher(7, "ab", 0);
-    a.core.message(
-        conn,
-        ToAgent::Holds {
-            tokens: vec!["t1".into(), "t2".into()],
-        },
-        at(0),
-    );
+    a.core.message(conn, ToAgent::Holds { tokens: vec!["t1".into(), "t2".into()] }, at(0));
     a.core.closed(conn, at(10));
     assert_eq!(a.ticks(10..=30), [(30, Effect::Find(JobId(7)))]);
-    let list =
-        line(12, "RUNNING", "t1") + &line(13, "PENDING", "t2") + &line(14, "RUNNING", "other");
-    assert_eq!(
-        a.core.found(Ok(slices(&list)), at(30)),
-        [Effect::Look(JobId(12))]
-    );
-    assert_eq!(
-        a.core.looked(JobId(12), shown(12, "RUNNING"), at(30)),
-        [Effect::Cancel(JobId(12))]
-    );
-    assert_eq!(
-        a.core.cancelled(JobId(12), Ok(()), at(30)),
-        [Effect::Look(JobId(13))]
-    );
+    let list = line(12, "RUNNING", "t1") + &line(13, "PENDING", "t2") + &line(14, "RUNNING", "other");
+    assert_eq!(a.core.found(Ok(slices(&list)), at(30)), [Effect::Look(JobId(12))]);
+    assert_eq!(a.core.looked(JobId(12), shown(12, "RUNNING"), at(30)), [Effect::Cancel(JobId(12))]);
+    assert_eq!(a.core.cancelled(JobId(12), Ok(()), at(30)), [Effect::Look(JobId(13))]);
     let pending = look(JobId(13), true, &line(13, "PENDING", "t2"), "");
-    assert_eq!(
-        a.core.looked(JobId(13), pending, at(30)),
-        [Effect::Cancel(JobId(13))]
-    );
+    assert_eq!(a.core.looked(JobId(13), pending, at(30)), [Effect::Cancel(JobId(13))]);
 }
 
 #[test]
 fn a_launcher_that_returns_in_time_keeps_everything() {
     let mut a = Agent::new();
     let conn = a.launcher(7, "ab", 0);
-    a.core.message(
-        conn,
-        ToAgent::Holds {
-            tokens: vec!["t1".into()],
-        },
-        at(0),
-    );
+    a.core.message(conn, ToAgent::Holds { tokens: vec!["t1".into()] }, at(0));
     a.core.closed(conn, at(10));
     assert!(a.ticks(10..=29).is_empty());
     let conn = a.launcher(7, "ab", 29);
@@ -278,15 +181,8 @@ fn a_launcher_that_returns_in_time_keeps_everything() {
 fn the_clean_end_of_a_launcher_looks_for_nothing() {
     let mut a = Agent::new();
     let conn = a.launcher(7, "ab", 0);
-    a.core.message(
-        conn,
-        ToAgent::Holds {
-            tokens: vec!["t1".into()],
-        },
-        at(0),
-    );
-    a.core
-        .message(conn, ToAgent::Holds { tokens: vec![] }, at(5));
+    a.core.message(conn, ToAgent::Holds { tokens: vec!["t1".into()] }, at(0));
+    a.core.message(conn, ToAgent::Holds { tokens: vec![] }, at(5));
     a.core.closed(conn, at(5));
     assert!(a.ticks(5..=100).is_empty());
 }
@@ -296,27 +192,20 @@ fn only_the_proven_base_may_tell_of_itself() {
     let mut a = Agent::new();
     a.core.daemon(true, at(0));
     let conn = a.launcher(7, "ab", 0);
-    let send =
-        |a: &mut Agent, s: JobStatus| a.core.message(conn, ToAgent::Status(Box::new(s)), at(1));
+    let send = |a: &mut Agent, s: JobStatus| a.core.message(conn, ToAgent::Status(Box::new(s)), at(1));
     assert!(send(&mut a, status(8, "ab")).is_empty());
     assert!(send(&mut a, status(7, "other")).is_empty());
     let mut told = status(7, "ab");
     told.progress.loss = Some(f64::NAN);
     let mut clean = told.clone();
     clean.progress.loss = None;
-    let whole = Effect::Daemon(peer::FromAgent::Status {
-        uid: 10,
-        status: Box::new(clean),
-    });
+    let whole = Effect::Daemon(peer::FromAgent::Status { uid: 10, status: Box::new(clean) });
     assert_eq!(send(&mut a, told), std::slice::from_ref(&whole));
     // Known again to a pliantd that comes back, and gone when its launcher is.
     let daemon = |connected| Effect::Send(conn, FromAgent::Daemon { connected });
     assert_eq!(a.core.daemon(false, at(2)), [daemon(false)]);
     assert_eq!(a.core.daemon(true, at(3)), [whole, daemon(true)]);
-    let gone = peer::FromAgent::Gone {
-        base: JobId(7),
-        instance: "ab".into(),
-    };
+    let gone = peer::FromAgent::Gone { base: JobId(7), instance: "ab".into() };
     assert_eq!(a.core.closed(conn, at(4)), [Effect::Daemon(gone)]);
 }
 
@@ -324,101 +213,35 @@ fn only_the_proven_base_may_tell_of_itself() {
 fn each_role_says_only_its_own() {
     let mut a = Agent::new();
     a.core.daemon(true, at(0));
-    let (rank, _) = a.hello(
-        peer(7, 10, 300),
-        Role::Client {
-            rank: 0,
-            generation: 1,
-        },
-        0,
-    );
+    let (rank, _) = a.hello(peer(7, 10, 300), Role::Client { rank: 0, generation: 1 }, 0);
     for message in [
         ToAgent::Status(Box::new(status(7, "ab"))),
-        ToAgent::Holds {
-            tokens: vec!["t".into()],
-        },
-        ToAgent::Lease {
-            base: JobId(1),
-            instance: "ab".into(),
-        },
-        ToAgent::Hello {
-            version: 1,
-            software: String::new(),
-            role: Role::Supervisor,
-        },
+        ToAgent::Holds { tokens: vec!["t".into()] },
+        ToAgent::Lease { base: JobId(1), instance: "ab".into() },
+        ToAgent::Hello { version: 1, software: String::new(), role: Role::Supervisor },
     ] {
         assert!(a.core.message(rank, message, at(0)).is_empty());
     }
     assert!(a.ticks(1..=100).is_empty());
-    assert!(
-        a.core
-            .message(ConnId(99), ToAgent::Holds { tokens: vec![] }, at(0))
-            .is_empty()
-    );
+    assert!(a.core.message(ConnId(99), ToAgent::Holds { tokens: vec![] }, at(0)).is_empty());
 }
 
 #[test]
 fn versions_and_instances_are_checked() {
     let mut a = Agent::new();
-    let role = || Role::Launcher {
-        instance: "ab".into(),
-    };
-    let refused = a.core.hello(
-        ConnId(50),
-        peer(7, 10, 1),
-        (VERSION + 1, role()),
-        ALIVE,
-        at(0),
-    );
-    assert!(
-        matches!(
-            &refused[..],
-            [Effect::Send(_, FromAgent::Refused { .. }), Effect::Close(_)]
-        ),
-        "{refused:?}"
-    );
+    let role = || Role::Launcher { instance: "ab".into() };
+    let refused = a.core.hello(ConnId(50), peer(7, 10, 1), (VERSION + 1, role()), ALIVE, at(0));
+    assert!(matches!(&refused[..], [Effect::Send(_, FromAgent::Refused { .. }), Effect::Close(_)]), "{refused:?}");
     for instance in ["", "a b", "a\n", &"x".repeat(129)] {
-        let (_, e) = a.hello(
-            peer(7, 10, 1),
-            Role::Launcher {
-                instance: instance.into(),
-            },
-            0,
-        );
-        assert!(
-            matches!(
-                &e[..],
-                [Effect::Send(_, FromAgent::Refused { .. }), Effect::Close(_)]
-            ),
-            "{e:?}"
-        );
+        let (_, e) = a.hello(peer(7, 10, 1), Role::Launcher { instance: instance.into() }, 0);
+        assert!(matches!(&e[..], [Effect::Send(_, FromAgent::Refused { .. }), Effect::Close(_)]), "{e:?}");
     }
     a.launcher(7, "ab", 0);
-    let (_, e) = a.hello(
-        peer(7, 10, 555),
-        Role::Launcher {
-            instance: "cd".into(),
-        },
-        0,
-    );
-    let Some(Effect::Send(_, FromAgent::Refused { reason })) = e.first() else {
-        panic!("{e:?}")
-    };
-    assert_eq!(
-        reason,
-        "job 7 has a launcher already: pliant run is process 100"
-    );
-    let (_, e) = a.hello(
-        peer(7, 11, 555),
-        Role::Launcher {
-            instance: "cd".into(),
-        },
-        0,
-    );
-    assert!(
-        matches!(e.first(), Some(Effect::Send(_, FromAgent::Welcome { .. }))),
-        "another uid: {e:?}"
-    );
+    let (_, e) = a.hello(peer(7, 10, 555), Role::Launcher { instance: "cd".into() }, 0);
+    let Some(Effect::Send(_, FromAgent::Refused { reason })) = e.first() else { panic!("{e:?}") };
+    assert_eq!(reason, "job 7 has a launcher already: pliant run is process 100");
+    let (_, e) = a.hello(peer(7, 11, 555), Role::Launcher { instance: "cd".into() }, 0);
+    assert!(matches!(e.first(), Some(Effect::Send(_, FromAgent::Welcome { .. }))), "another uid: {e:?}");
 }
 
 #[test]
@@ -426,36 +249,19 @@ fn orders_wait_for_a_launcher_that_reconnects() {
     let mut a = Agent::new();
     a.core.daemon(true, at(0));
     let conn = a.launcher(7, "ab", 0);
-    let order = |id: &str| Order::Shrink {
-        id: OrderId(id.into()),
-        slices: vec![],
-        grace: 60,
-        reason: Reason::NotReady,
-    };
+    let order =
+        |id: &str| Order::Shrink { id: OrderId(id.into()), slices: vec![], grace: 60, reason: Reason::NotReady };
     let send = |a: &mut Agent, id: &str, instance: &str| {
-        let message = peer::ToAgent::Order {
-            base: JobId(7),
-            instance: instance.into(),
-            order: order(id),
-        };
+        let message = peer::ToAgent::Order { base: JobId(7), instance: instance.into(), order: order(id) };
         a.core.daemon_message(message, at(1))
     };
-    assert_eq!(
-        send(&mut a, "one", "ab"),
-        [Effect::Send(conn, FromAgent::Order(order("one")))]
-    );
+    assert_eq!(send(&mut a, "one", "ab"), [Effect::Send(conn, FromAgent::Order(order("one")))]);
     a.core.closed(conn, at(2));
     for id in ["two", "three", "two"] {
         assert!(send(&mut a, id, "ab").is_empty());
     }
     assert!(send(&mut a, "four", "other").is_empty());
-    let (conn, effects) = a.hello(
-        peer(7, 10, 100),
-        Role::Launcher {
-            instance: "ab".into(),
-        },
-        3,
-    );
+    let (conn, effects) = a.hello(peer(7, 10, 100), Role::Launcher { instance: "ab".into() }, 3);
     let ids: Vec<&Effect> = effects.iter().skip(2).collect();
     let expected = ["three", "two"].map(|id| Effect::Send(conn, FromAgent::Order(order(id))));
     assert_eq!(ids, expected.iter().collect::<Vec<_>>());
@@ -466,37 +272,13 @@ fn pliantd_cancels_a_slice_only_by_its_mark() {
     let mut a = Agent::new();
     a.core.daemon(true, at(0));
     let reason = Reason::Orphan { slice: JobId(12) };
-    let cancel = |base| peer::ToAgent::Cancel {
-        slice: JobId(12),
-        base: JobId(base),
-        reason: reason.clone(),
-    };
-    assert_eq!(
-        a.core.daemon_message(cancel(8), at(0)),
-        [Effect::Look(JobId(12))]
-    );
-    assert!(
-        a.core
-            .looked(JobId(12), shown(12, "RUNNING"), at(0))
-            .is_empty(),
-        "another base's"
-    );
-    assert_eq!(
-        a.core.daemon_message(cancel(7), at(0)),
-        [Effect::Look(JobId(12))]
-    );
-    assert_eq!(
-        a.core.looked(JobId(12), shown(12, "RUNNING"), at(0)),
-        [Effect::Cancel(JobId(12))]
-    );
-    let report = peer::FromAgent::Cancelled {
-        slice: JobId(12),
-        reason: reason.clone(),
-    };
-    assert_eq!(
-        a.core.cancelled(JobId(12), Ok(()), at(0)),
-        [Effect::Daemon(report)]
-    );
+    let cancel = |base| peer::ToAgent::Cancel { slice: JobId(12), base: JobId(base), reason: reason.clone() };
+    assert_eq!(a.core.daemon_message(cancel(8), at(0)), [Effect::Look(JobId(12))]);
+    assert!(a.core.looked(JobId(12), shown(12, "RUNNING"), at(0)).is_empty(), "another base's");
+    assert_eq!(a.core.daemon_message(cancel(7), at(0)), [Effect::Look(JobId(12))]);
+    assert_eq!(a.core.looked(JobId(12), shown(12, "RUNNING"), at(0)), [Effect::Cancel(JobId(12))]);
+    let report = peer::FromAgent::Cancelled { slice: JobId(12), reason: reason.clone() };
+    assert_eq!(a.core.cancelled(JobId(12), Ok(()), at(0)), [Effect::Daemon(report)]);
 }
 
 #[test]
@@ -514,11 +296,7 @@ fn sweeps_at_the_start_and_while_pliantd_is_away() {
     };
     assert_eq!(sweeps(&mut core, 0..16, false), [0, 1, 3, 7, 15]);
     core.daemon(true, at(16));
-    assert_eq!(
-        sweeps(&mut core, 16..200, true),
-        [31],
-        "the first one in any case"
-    );
+    assert_eq!(sweeps(&mut core, 16..200, true), [31], "the first one in any case");
     core.daemon(false, at(200));
     assert_eq!(sweeps(&mut core, 200..400, true), [260, 320, 380]);
     core.daemon(true, at(400));
@@ -535,8 +313,5 @@ fn what_a_sweep_finds_has_forty_seconds() {
     }
     assert_eq!(core.tick(at(40)), [Effect::Look(JobId(12))]);
     core.swept(Ok(slices(&line(12, "RUNNING", "t1"))), at(41));
-    assert_eq!(
-        core.looked(JobId(12), shown(12, "RUNNING"), at(41)),
-        [Effect::Cancel(JobId(12))]
-    );
+    assert_eq!(core.looked(JobId(12), shown(12, "RUNNING"), at(41)), [Effect::Cancel(JobId(12))]);
 }

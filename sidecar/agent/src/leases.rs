@@ -27,15 +27,7 @@ pub struct Leases(BTreeMap<JobId, Lease>);
 impl Leases {
     /// A supervisor of the proven job `slice` under the proven `uid` has heard from its launcher.
     pub fn renew(&mut self, slice: JobId, uid: u32, base: JobId, instance: &str, now: Now) {
-        self.0.insert(
-            slice,
-            Lease {
-                base,
-                instance: instance.to_owned(),
-                uid,
-                since: now,
-            },
-        );
+        self.0.insert(slice, Lease { base, instance: instance.to_owned(), uid, since: now });
     }
 
     /// A sweep has found a slice on this node: one that is not known has a lease from now on.
@@ -43,12 +35,7 @@ impl Leases {
         let Some(mark) = job.mark.as_ref().filter(|_| !job.is_over()) else {
             return;
         };
-        let lease = || Lease {
-            base: mark.base,
-            instance: mark.instance.clone(),
-            uid: job.uid,
-            since: now,
-        };
+        let lease = || Lease { base: mark.base, instance: mark.instance.clone(), uid: job.uid, since: now };
         self.0.entry(job.id).or_insert_with(lease);
     }
 
@@ -60,21 +47,11 @@ impl Leases {
     /// Takes out the leases that have run out.
     pub fn run_out(&mut self, now: Now) -> Vec<(JobId, Want, Reason)> {
         let over = |l: &Lease| now.saturating_sub(l.since) >= TERM;
-        let slices: Vec<JobId> = self
-            .0
-            .iter()
-            .filter(|(_, l)| over(l))
-            .map(|(slice, _)| *slice)
-            .collect();
+        let slices: Vec<JobId> = self.0.iter().filter(|(_, l)| over(l)).map(|(slice, _)| *slice).collect();
         let take = |slice: JobId| {
             let l = self.0.remove(&slice)?;
             let silent = now.saturating_sub(l.since).as_secs();
-            let want = Want {
-                base: l.base,
-                instance: Some(l.instance),
-                token: None,
-                uid: Some(l.uid),
-            };
+            let want = Want { base: l.base, instance: Some(l.instance), token: None, uid: Some(l.uid) };
             Some((slice, want, Reason::LeaseOver { slice, silent }))
         };
         slices.into_iter().filter_map(take).collect()
@@ -104,30 +81,16 @@ mod tests {
         }
         assert!(l.run_out(at(229)).is_empty());
         let over = l.run_out(at(230));
-        let want = Want {
-            base: JobId(7),
-            instance: Some("ab".into()),
-            token: None,
-            uid: Some(999),
-        };
-        assert_eq!(
-            over,
-            [(
-                JobId(12),
-                want,
-                Reason::LeaseOver {
-                    slice: JobId(12),
-                    silent: 40
-                }
-            )]
-        );
+        let want = Want { base: JobId(7), instance: Some("ab".into()), token: None, uid: Some(999) };
+        assert_eq!(over, [(JobId(12), want, Reason::LeaseOver { slice: JobId(12), silent: 40 })]);
         assert_eq!(l.len(), 0);
     }
 
     #[test]
     fn a_sweep_gives_a_term_to_the_unknown_and_renews_nothing() {
         let mut l = Leases::default();
-        let text = "12|999|RUNNING|pliant base=7 instance=ab token=t\n13|999|COMPLETING|pliant base=7 instance=ab token=t\n";
+        let text =
+            "12|999|RUNNING|pliant base=7 instance=ab token=t\n13|999|COMPLETING|pliant base=7 instance=ab token=t\n";
         for t in [0, 30] {
             slices(text).iter().for_each(|j| l.found(j, at(t)));
         }

@@ -16,19 +16,12 @@ pub struct Bucket {
 impl Bucket {
     /// A full bucket.
     pub fn new(rate: f64, burst: f64, now: Now) -> Self {
-        Bucket {
-            rate,
-            burst,
-            tokens: burst,
-            at: now,
-            refused: 0,
-        }
+        Bucket { rate, burst, tokens: burst, at: now, refused: 0 }
     }
 
     /// Whether one more may pass.
     pub fn pass(&mut self, now: Now) -> bool {
-        self.tokens =
-            (self.tokens + now.saturating_sub(self.at).as_secs_f64() * self.rate).min(self.burst);
+        self.tokens = (self.tokens + now.saturating_sub(self.at).as_secs_f64() * self.rate).min(self.burst);
         self.at = now;
         if self.tokens < 1.0 {
             self.refused = self.refused.saturating_add(1);

@@ -5,9 +5,7 @@ use anyhow::{Context as _, bail, ensure};
 use pliant_model::NodeName;
 use pliant_protocol::codec::{self, Decoder};
 use pliant_protocol::peer::{FromAgent, ToAgent};
-use pliant_protocol::secure::{
-    self, Credentials, Handshake, Opener, Party, Proof, Sealer, Session,
-};
+use pliant_protocol::secure::{self, Credentials, Handshake, Opener, Party, Proof, Sealer, Session};
 use pliant_protocol::{SOFTWARE, VERSION};
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -54,21 +52,13 @@ struct Munge(PathBuf);
 
 impl Credentials for Munge {
     fn encode(&mut self, payload: &[u8], only_for: u32) -> Result<String, String> {
-        let made = pliant_munge::encode(
-            Some(&self.0),
-            payload,
-            Some(only_for),
-            secure::CREDENTIAL_TTL,
-        );
+        let made = pliant_munge::encode(Some(&self.0), payload, Some(only_for), secure::CREDENTIAL_TTL);
         made.map_err(|e| e.to_string())
     }
 
     fn decode(&mut self, credential: &str) -> Result<Proof, String> {
         let decoded = pliant_munge::decode(Some(&self.0), credential).map_err(|e| e.to_string())?;
-        Ok(Proof {
-            uid: decoded.uid,
-            payload: decoded.payload,
-        })
+        Ok(Proof { uid: decoded.uid, payload: decoded.payload })
     }
 }
 
@@ -100,18 +90,11 @@ pub async fn run(shared: Rc<Shared>, target: Target) {
             pause = BACK_OFF;
         }
         if let Err(e) = end {
-            errors.warn(
-                &format!("no session with pliantd at {}: {e:#}", target.address),
-                Instant::now(),
-            );
+            errors.warn(&format!("no session with pliantd at {}: {e:#}", target.address), Instant::now());
         }
         tokio::task::spawn_local(refresh(Rc::clone(&shared), Rc::clone(&facts)));
         tokio::time::sleep(jitter(pause)).await;
-        let max = if lost_at.elapsed() < Duration::from_secs(60) {
-            BACK_OFF_SOON
-        } else {
-            BACK_OFF_MAX
-        };
+        let max = if lost_at.elapsed() < Duration::from_secs(60) { BACK_OFF_SOON } else { BACK_OFF_MAX };
         pause = (pause * 2).min(max);
     }
 }
@@ -145,51 +128,17 @@ async fn session(
     let connect = timeout(CONNECT, TcpStream::connect(&target.address));
     let mut stream = connect.await.context("no connection in time")??;
     stream.set_nodelay(true)?;
-    let party = Party {
-        purpose: PURPOSE.into(),
-        me: target.node.0.clone(),
-        peer: None,
-        peer_uid: uid,
-    };
+    let party = Party { purpose: PURPOSE.into(), me: target.node.0.clone(), peer: None, peer_uid: uid };
     let munge = Munge(target.munge_socket.clone());
     let shaken = timeout(HANDSHAKE, handshake(&mut stream, party, munge));
     let (session, decoder) = shaken.await.context("the handshake took too long")??;
     let host = session.peer().to_owned();
     let (sealer, opener) = session.split();
     let (from, to) = stream.into_split();
-    let mut reader = Reader {
-        from,
-        decoder,
-        opener,
-    };
+    let mut reader = Reader { from, decoder, opener };
     let mut writer = Writer { to, sealer };
-    let hello = FromAgent::Hello {
-        version: VERSION,
-        software: SOFTWARE.into(),
-        node: target.node.clone(),
-        clock_ms: clock_ms(),
-        facts,
-    };
-    writer.write(&hello).await?;
-    match timeout(HANDSHAKE, reader.next())
-        .await
-        .context("no Welcome in time")??
-    {
-        ToAgent::Welcome {
-            version: VERSION,
-            software,
-        } => {
-            tracing::info!(
-                "connected to pliantd {software} on {host}, at {}",
-                target.address
-            );
-        }
-        ToAgent::Welcome { version, .. } => {
-            bail!("pliantd speaks version {version} of the protocol, this agent version {VERSION}");
-        }
-        ToAgent::Refused { reason } => bail!("pliantd refused this agent: {reason}"),
-        other => bail!("expected a Welcome, got {other:?}"),
-    }
+    let software = greet(&mut reader, &mut writer, &target.node, facts).await?;
+    tracing::info!("connected to pliantd {software} on {host}, at {}", target.address);
     up.set(true);
     shared.with(|core, now| core.daemon(true, now));
     tokio::select! {
@@ -198,11 +147,32 @@ async fn session(
     }
 }
 
-async fn handshake(
-    stream: &mut TcpStream,
-    party: Party,
-    munge: Munge,
-) -> anyhow::Result<(Session, Decoder)> {
+/// Hello and Welcome; gives pliantd's software version.
+async fn greet(
+    reader: &mut Reader,
+    writer: &mut Writer,
+    node: &NodeName,
+    facts: Vec<(String, String)>,
+) -> anyhow::Result<String> {
+    let hello = FromAgent::Hello {
+        version: VERSION,
+        software: SOFTWARE.into(),
+        node: node.clone(),
+        clock_ms: clock_ms(),
+        facts,
+    };
+    writer.write(&hello).await?;
+    match timeout(HANDSHAKE, reader.next()).await.context("no Welcome in time")?? {
+        ToAgent::Welcome { version: VERSION, software } => Ok(software),
+        ToAgent::Welcome { version, .. } => {
+            bail!("pliantd speaks version {version} of the protocol, this agent version {VERSION}")
+        }
+        ToAgent::Refused { reason } => bail!("pliantd refused this agent: {reason}"),
+        other => bail!("expected a Welcome, got {other:?}"),
+    }
+}
+
+async fn handshake(stream: &mut TcpStream, party: Party, munge: Munge) -> anyhow::Result<(Session, Decoder)> {
     let mut handshake = Handshake::initiator(party)?;
     stream.write_all(&handshake.start()?).await?;
     let mut decoder = Decoder::new(secure::MAX_SEALED);
@@ -222,10 +192,7 @@ async fn handshake(
             }
         }
         let length = stream.read(&mut buffer).await?;
-        ensure!(
-            length > 0,
-            "pliantd closed the connection during the handshake (its log has the reason)"
-        );
+        ensure!(length > 0, "pliantd closed the connection during the handshake (its log has the reason)");
         decoder.feed(buffer.get(..length).unwrap_or_default());
     }
 }
@@ -246,8 +213,7 @@ impl Reader {
                 }
             }
             let length = timeout(SILENCE, self.from.read(&mut buffer)).await;
-            let length = length
-                .with_context(|| format!("pliantd was silent for {} s", SILENCE.as_secs()))??;
+            let length = length.with_context(|| format!("pliantd was silent for {} s", SILENCE.as_secs()))??;
             ensure!(length > 0, "pliantd closed the connection");
             self.decoder.feed(buffer.get(..length).unwrap_or_default());
         }
@@ -262,9 +228,7 @@ struct Writer {
 impl Writer {
     async fn write(&mut self, message: &FromAgent) -> anyhow::Result<()> {
         let bytes = self.sealer.seal(&serde_json::to_vec(message)?)?;
-        timeout(WRITE, self.to.write_all(&bytes))
-            .await
-            .context("pliantd does not read")??;
+        timeout(WRITE, self.to.write_all(&bytes)).await.context("pliantd does not read")??;
         Ok(())
     }
 }
@@ -272,9 +236,7 @@ impl Writer {
 async fn receive(shared: &Rc<Shared>, mut reader: Reader) -> anyhow::Result<()> {
     loop {
         match reader.next().await? {
-            ToAgent::Ping => shared.outbox.push(FromAgent::Pong {
-                clock_ms: clock_ms(),
-            }),
+            ToAgent::Ping => shared.outbox.push(FromAgent::Pong { clock_ms: clock_ms() }),
             ToAgent::Refused { reason } => bail!("pliantd refused this agent: {reason}"),
             message => shared.with(|core, now| core.daemon_message(message, now)),
         }
@@ -295,23 +257,14 @@ async fn uid_of(shared: &Shared, user: &str) -> anyhow::Result<u32> {
     if let Ok(uid) = user.parse() {
         return Ok(uid);
     }
-    let answer = shared
-        .slurm
-        .run("id", &["-u", "--", user])
-        .await
-        .map_err(anyhow::Error::msg)?;
-    ensure!(
-        answer.ok,
-        "[daemon] user = {user:?}: no such account on this node"
-    );
+    let answer = shared.slurm.run("id", &["-u", "--", user]).await.map_err(anyhow::Error::msg)?;
+    ensure!(answer.ok, "[daemon] user = {user:?}: no such account on this node");
     Ok(answer.out.trim().parse()?)
 }
 
 /// Milliseconds since the Unix epoch by this host's clock.
 fn clock_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -325,9 +278,7 @@ struct Repeated {
 impl Repeated {
     fn warn(&mut self, text: &str, now: Instant) {
         match &self.last {
-            Some((last, at)) if last == text && now.duration_since(*at) < LOG_AGAIN => {
-                self.count += 1
-            }
+            Some((last, at)) if last == text && now.duration_since(*at) < LOG_AGAIN => self.count += 1,
             _ => {
                 if self.count > 0 {
                     tracing::warn!("the last error {} more times", self.count);

@@ -42,26 +42,15 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let filter =
-        tracing_subscriber::EnvFilter::try_from_env("PLIANT_LOG").unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false);
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PLIANT_LOG").unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     log.with_ansi(false).init();
-    let config = args
-        .config
-        .or_else(|| std::env::var_os("PLIANT_CONFIG").map(PathBuf::from));
+    let config = args.config.or_else(|| std::env::var_os("PLIANT_CONFIG").map(PathBuf::from));
     let config = Config::find(config.as_deref())?;
     let node = NodeName(args.node.map_or_else(host_name, Ok)?);
     let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    ensure!(
-        !node.0.is_empty() && node.0.chars().all(usable),
-        "--node={node}: not a NodeName of Slurm"
-    );
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    ensure!(!node.0.is_empty() && node.0.chars().all(usable), "--node={node}: not a NodeName of Slurm");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
     let result = local.block_on(&runtime, run(config, node));
     // A munged that hangs must not hold up the exit.
@@ -72,8 +61,7 @@ fn main() -> anyhow::Result<()> {
 
 fn host_name() -> anyhow::Result<String> {
     let file = "/proc/sys/kernel/hostname";
-    let name = std::fs::read_to_string(file)
-        .with_context(|| format!("{file}: name this node by --node"))?;
+    let name = std::fs::read_to_string(file).with_context(|| format!("{file}: name this node by --node"))?;
     Ok(name.trim().split('.').next().unwrap_or_default().to_owned())
 }
 
@@ -82,11 +70,7 @@ async fn run(config: Config, node: NodeName) -> anyhow::Result<()> {
     let mut int = signal(SignalKind::interrupt())?;
     let path = PathBuf::from(config.agent.socket.replace("%n", node.as_str()));
     let (socket, listener) = server::Socket::bind(&path)?;
-    tracing::info!(
-        "pliant-agent {} of node {node} serves {}",
-        pliant_protocol::SOFTWARE,
-        path.display()
-    );
+    tracing::info!("pliant-agent {} of node {node} serves {}", pliant_protocol::SOFTWARE, path.display());
     let slurm = slurm::Slurm::new(config.slurm.conf, node.as_str());
     let shared = shared::Shared::new(node.clone(), slurm);
     let target = link::Target {

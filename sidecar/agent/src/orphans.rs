@@ -46,21 +46,10 @@ impl Orphans {
             return;
         }
         if self.all.len() >= MAX {
-            let oldest = self
-                .all
-                .iter()
-                .min_by_key(|(_, o)| o.added)
-                .map(|(k, _)| k.clone());
+            let oldest = self.all.iter().min_by_key(|(_, o)| o.added).map(|(k, _)| k.clone());
             oldest.and_then(|k| self.all.remove(&k));
         }
-        let orphan = Orphan {
-            uid,
-            tokens,
-            added: now,
-            next_at: now,
-            worked_at: None,
-            failures: 0,
-        };
+        let orphan = Orphan { uid, tokens, added: now, next_at: now, worked_at: None, failures: 0 };
         self.all.insert(key, orphan);
     }
 
@@ -74,11 +63,7 @@ impl Orphans {
         if self.asked.is_some() {
             return None;
         }
-        let (key, _) = self
-            .all
-            .iter()
-            .filter(|(_, o)| o.next_at <= now)
-            .min_by_key(|(_, o)| o.next_at)?;
+        let (key, _) = self.all.iter().filter(|(_, o)| o.next_at <= now).min_by_key(|(_, o)| o.next_at)?;
         self.asked = Some(key.clone());
         Some(key.0)
     }
@@ -103,15 +88,7 @@ impl Orphans {
             let own = job.uid == orphan.uid && mark.base == key.0 && mark.instance == key.1;
             let held = own && orphan.tokens.contains(&mark.token) && !job.is_over();
             let (instance, token) = (Some(mark.instance.clone()), Some(mark.token.clone()));
-            held.then_some((
-                job.id,
-                Want {
-                    base: mark.base,
-                    instance,
-                    token,
-                    uid: Some(job.uid),
-                },
-            ))
+            held.then_some((job.id, Want { base: mark.base, instance, token, uid: Some(job.uid) }))
         };
         let out: Vec<_> = jobs.into_iter().filter_map(pick).collect();
         if now.saturating_sub(worked_at) >= LAST && out.is_empty() {
@@ -132,12 +109,7 @@ mod tests {
 
     fn orphans() -> Orphans {
         let mut o = Orphans::default();
-        o.add(
-            (JobId(7), "ab".into()),
-            999,
-            ["t1".to_owned(), "t2".to_owned()].into(),
-            at(0),
-        );
+        o.add((JobId(7), "ab".into()), 999, ["t1".to_owned(), "t2".to_owned()].into(), at(0));
         o
     }
 
@@ -154,18 +126,10 @@ mod tests {
 17|999|CANCELLED|pliant base=7 instance=ab token=t1
 18|999|RUNNING|pliant base=8 instance=ab token=t1
 ";
-        let ids: Vec<u32> = o
-            .found(Ok(slices(list)), at(0))
-            .into_iter()
-            .map(|(id, _)| id.0)
-            .collect();
+        let ids: Vec<u32> = o.found(Ok(slices(list)), at(0)).into_iter().map(|(id, _)| id.0).collect();
         assert_eq!(ids, [12, 13]);
         assert_eq!(o.next(at(9)), None);
-        assert_eq!(
-            o.next(at(10)),
-            Some(JobId(7)),
-            "again: a salloc may submit late"
-        );
+        assert_eq!(o.next(at(10)), Some(JobId(7)), "again: a salloc may submit late");
     }
 
     #[test]

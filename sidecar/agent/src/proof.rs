@@ -78,17 +78,12 @@ impl Processes {
     /// `root` is /proc; `node` is the NodeName, which is part of the paths of cgroups where slurmd was started with
     /// `-N`.
     pub fn new(root: impl Into<PathBuf>, node: &str) -> Self {
-        Processes {
-            root: root.into(),
-            node: node.to_owned(),
-        }
+        Processes { root: root.into(), node: node.to_owned() }
     }
 
     fn read(&self, pid: u32, file: &str) -> Option<String> {
         let path = self.root.join(pid.to_string()).join(file);
-        std::fs::read(path)
-            .ok()
-            .map(|b| String::from_utf8_lossy(&b).into_owned())
+        std::fs::read(path).ok().map(|b| String::from_utf8_lossy(&b).into_owned())
     }
 
     /// When a process was started (in ticks since boot); tells a used-again pid from the old one.
@@ -116,11 +111,7 @@ impl Processes {
         let status = self.read(pid, "status").ok_or(ProofError::Ended(pid))?;
         let ids = Ids::parse(&status).ok_or(ProofError::Ended(pid))?;
         if ids.effective != uid {
-            return Err(ProofError::OtherUid {
-                pid,
-                found: ids.effective,
-                expected: uid,
-            });
+            return Err(ProofError::OtherUid { pid, found: ids.effective, expected: uid });
         }
         let cgroup = self.read(pid, "cgroup").unwrap_or_default();
         if let Some((job, owner)) = job_of_cgroup(&cgroup, &self.node) {
@@ -153,9 +144,7 @@ impl Processes {
             return None;
         }
         let program = std::fs::read_link(self.root.join(pid.to_string()).join("exe")).ok()?;
-        is_stepd(&program)
-            .then(|| job_of_title(&self.read(pid, "cmdline")?))
-            .flatten()
+        is_stepd(&program).then(|| job_of_title(&self.read(pid, "cmdline")?)).flatten()
     }
 }
 
@@ -170,20 +159,13 @@ impl Ids {
         let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name));
         let mut uids = field("Uid:")?.split_ascii_whitespace().map(str::parse);
         let (real, effective) = (uids.next()?.ok()?, uids.next()?.ok()?);
-        Some(Ids {
-            parent: field("PPid:")?.trim().parse().ok()?,
-            real,
-            effective,
-        })
+        Some(Ids { parent: field("PPid:")?.trim().parse().ok()?, real, effective })
     }
 }
 
 /// `slurmstepd`, `slurmstepd-wlm` (Debian), and either of them after a package update has replaced the file.
 fn is_stepd(program: &Path) -> bool {
-    let name = program
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = program.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
     matches!(name, "slurmstepd" | "slurmstepd-wlm")
 }
@@ -205,9 +187,7 @@ pub fn job_of_cgroup(text: &str, node: &str) -> Option<(JobId, Option<u32>)> {
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         let mut parts = path.strip_prefix('/')?.split('/');
         if controllers.is_empty() {
-            let scope = (parts.next()? == "system.slice")
-                .then(|| parts.next())
-                .flatten()?;
+            let scope = (parts.next()? == "system.slice").then(|| parts.next()).flatten()?;
             let own = scope == "slurmstepd.scope" || scope == format!("{node}_slurmstepd.scope");
             let job = own.then(|| parts.next()).flatten()?;
             return Some((JobId(number(job.strip_prefix("job_")?)?), None));
@@ -220,26 +200,18 @@ pub fn job_of_cgroup(text: &str, node: &str) -> Option<(JobId, Option<u32>)> {
             return None;
         }
         let owner = number(parts.next()?.strip_prefix("uid_")?)?;
-        Some((
-            JobId(number(parts.next()?.strip_prefix("job_")?)?),
-            Some(owner),
-        ))
+        Some((JobId(number(parts.next()?.strip_prefix("job_")?)?), Some(owner)))
     })
 }
 
 /// The job in the answer of `scontrol pidinfo`: `Slurm job id 12 ends at …`.
 pub fn job_of_pidinfo(text: &str) -> Option<JobId> {
-    let rest = text
-        .lines()
-        .find_map(|l| l.trim().strip_prefix("Slurm job id "))?;
+    let rest = text.lines().find_map(|l| l.trim().strip_prefix("Slurm job id "))?;
     number(rest.split_ascii_whitespace().next()?).map(JobId)
 }
 
 fn number(text: &str) -> Option<u32> {
-    text.bytes()
-        .all(|b| b.is_ascii_digit())
-        .then(|| text.parse().ok())
-        .flatten()
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 #[cfg(test)]
@@ -252,29 +224,14 @@ mod tests {
         (dir, processes)
     }
 
-    fn add(
-        dir: &tempfile::TempDir,
-        pid: u32,
-        parent: u32,
-        uid: (u32, u32),
-        exe: &str,
-        cmdline: &str,
-        cgroup: &str,
-    ) {
+    fn add(dir: &tempfile::TempDir, pid: u32, parent: u32, uid: (u32, u32), exe: &str, cmdline: &str, cgroup: &str) {
         let path = dir.path().join(pid.to_string());
         std::fs::create_dir(&path).unwrap();
-        let status = format!(
-            "Name:\tx\nPPid:\t{parent}\nUid:\t{}\t{}\t{}\t{}\n",
-            uid.0, uid.1, uid.1, uid.1
-        );
+        let status = format!("Name:\tx\nPPid:\t{parent}\nUid:\t{}\t{}\t{}\t{}\n", uid.0, uid.1, uid.1, uid.1);
         std::fs::write(path.join("status"), status).unwrap();
         std::fs::write(path.join("cmdline"), cmdline).unwrap();
         std::fs::write(path.join("cgroup"), cgroup).unwrap();
-        std::fs::write(
-            path.join("stat"),
-            format!("{pid} (a ) b) S 1 {} 77 0", "0 ".repeat(17)),
-        )
-        .unwrap();
+        std::fs::write(path.join("stat"), format!("{pid} (a ) b) S 1 {} 77 0", "0 ".repeat(17))).unwrap();
         std::os::unix::fs::symlink(exe, path.join("exe")).unwrap();
     }
 
@@ -282,15 +239,8 @@ mod tests {
     fn cgroups_of_both_kinds() {
         let v1 = "9:name=systemd:/\n6:freezer:/slurm_n0/uid_999/job_12/step_batch\n0::/\n";
         assert_eq!(job_of_cgroup(v1, "n0"), Some((JobId(12), Some(999))));
-        assert_eq!(
-            job_of_cgroup(v1, "n1"),
-            None,
-            "another node on the same host"
-        );
-        assert_eq!(
-            job_of_cgroup("4:memory:/slurm/uid_5/job_7/step_0/task_0\n", "x"),
-            Some((JobId(7), Some(5)))
-        );
+        assert_eq!(job_of_cgroup(v1, "n1"), None, "another node on the same host");
+        assert_eq!(job_of_cgroup("4:memory:/slurm/uid_5/job_7/step_0/task_0\n", "x"), Some((JobId(7), Some(5))));
         let v2 = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n";
         assert_eq!(job_of_cgroup(v2, "n0"), Some((JobId(42), None)));
         let v2 = "0::/system.slice/n0_slurmstepd.scope/job_42/step_0/user/task_0\n";
@@ -316,73 +266,26 @@ mod tests {
     fn the_nearest_slurmstepd_above_decides() {
         let (dir, p) = processes();
         add(&dir, 10, 1, (0, 0), "/usr/sbin/slurmd", "slurmd", "0::/");
-        add(
-            &dir,
-            11,
-            10,
-            (0, 0),
-            "/usr/sbin/slurmstepd-wlm",
-            "slurmstepd: [77.batch]\0",
-            "0::/",
-        );
+        add(&dir, 11, 10, (0, 0), "/usr/sbin/slurmstepd-wlm", "slurmstepd: [77.batch]\0", "0::/");
         add(&dir, 12, 11, (1000, 1000), "/bin/bash", "bash", "0::/");
-        add(
-            &dir,
-            13,
-            12,
-            (1000, 1000),
-            "/usr/bin/python3",
-            "python",
-            "0::/",
-        );
+        add(&dir, 13, 12, (1000, 1000), "/usr/bin/python3", "python", "0::/");
         assert_eq!(p.job_of(13, 1000), Ok(Some((JobId(77), Evidence::Parent))));
         assert_eq!(p.job_of(10, 0), Ok(None));
         assert_eq!(p.started(13), Some(77));
         assert!(p.alive(13) && !p.alive(99));
         assert_eq!(p.job_of(99, 1000), Err(ProofError::Ended(99)));
-        assert_eq!(
-            p.job_of(13, 1001),
-            Err(ProofError::OtherUid {
-                pid: 13,
-                found: 1000,
-                expected: 1001
-            })
-        );
+        assert_eq!(p.job_of(13, 1001), Err(ProofError::OtherUid { pid: 13, found: 1000, expected: 1001 }));
     }
 
     #[test]
     fn a_false_slurmstepd_is_not_believed() {
         let (dir, p) = processes();
         // su under a borrowed name: effective root, real uid the user's; and sudo, which is root altogether.
-        add(
-            &dir,
-            20,
-            1,
-            (1000, 0),
-            "/usr/bin/su",
-            "slurmstepd: [77.0]",
-            "0::/",
-        );
+        add(&dir, 20, 1, (1000, 0), "/usr/bin/su", "slurmstepd: [77.0]", "0::/");
         add(&dir, 21, 20, (1000, 1000), "/bin/bash", "bash", "0::/");
-        add(
-            &dir,
-            22,
-            1,
-            (0, 0),
-            "/usr/bin/sudo",
-            "slurmstepd: [77.0]",
-            "0::/",
-        );
+        add(&dir, 22, 1, (0, 0), "/usr/bin/sudo", "slurmstepd: [77.0]", "0::/");
         add(&dir, 23, 22, (1000, 1000), "/bin/bash", "bash", "0::/");
-        add(
-            &dir,
-            24,
-            1,
-            (1000, 1000),
-            "/home/u/slurmstepd",
-            "slurmstepd: [77.0]",
-            "0::/",
-        );
+        add(&dir, 24, 1, (1000, 1000), "/home/u/slurmstepd", "slurmstepd: [77.0]", "0::/");
         add(&dir, 25, 24, (1000, 1000), "/bin/bash", "bash", "0::/");
         for pid in [21, 23, 25] {
             assert_eq!(p.job_of(pid, 1000), Ok(None), "{pid}");
@@ -392,42 +295,19 @@ mod tests {
     #[test]
     fn a_process_in_somebody_elses_job_is_refused() {
         let (dir, p) = processes();
-        add(
-            &dir,
-            30,
-            1,
-            (1000, 1000),
-            "/bin/bash",
-            "bash",
-            "4:memory:/slurm/uid_5/job_7/step_0\n",
-        );
-        assert_eq!(
-            p.job_of(30, 1000),
-            Err(ProofError::OtherJob {
-                pid: 30,
-                uid: 1000,
-                owner: 5
-            })
-        );
+        add(&dir, 30, 1, (1000, 1000), "/bin/bash", "bash", "4:memory:/slurm/uid_5/job_7/step_0\n");
+        assert_eq!(p.job_of(30, 1000), Err(ProofError::OtherJob { pid: 30, uid: 1000, owner: 5 }));
     }
 
     #[test]
     fn titles_and_pidinfo() {
-        assert_eq!(
-            job_of_title("slurmstepd: [12.interactive]\0\0"),
-            Some(JobId(12))
-        );
+        assert_eq!(job_of_title("slurmstepd: [12.interactive]\0\0"), Some(JobId(12)));
         assert_eq!(job_of_title("slurmstepd: [12+1.0]"), Some(JobId(12)));
         assert_eq!(job_of_title("slurmstepd infinity\0"), None);
         assert_eq!(
-            job_of_pidinfo(
-                "Slurm job id 31 ends at Mon Nov 30 23:00:00 2026\nslurm_get_rem_time is 1"
-            ),
+            job_of_pidinfo("Slurm job id 31 ends at Mon Nov 30 23:00:00 2026\nslurm_get_rem_time is 1"),
             Some(JobId(31))
         );
-        assert_eq!(
-            job_of_pidinfo("Failed to locate job for requested pid"),
-            None
-        );
+        assert_eq!(job_of_pidinfo("Failed to locate job for requested pid"), None);
     }
 }

@@ -75,10 +75,7 @@ impl Ranks {
             return;
         };
         let kept = step.down.remove(&id).unwrap_or_default();
-        out.extend(
-            kept.into_iter()
-                .map(|m| Effect::Send(conn, FromAgent::Client(m))),
-        );
+        out.extend(kept.into_iter().map(|m| Effect::Send(conn, FromAgent::Client(m))));
         if let Some((supervisor, _)) = &step.supervisor {
             out.push(Effect::Send(*supervisor, ready(id)));
         }
@@ -127,11 +124,7 @@ impl Ranks {
             return;
         };
         let numbers_only = matches!(message, FromClient::Report(_));
-        let message = FromAgent::FromClient {
-            rank,
-            generation,
-            message,
-        };
+        let message = FromAgent::FromClient { rank, generation, message };
         match &step.supervisor {
             Some((conn, _)) => out.push(Effect::Send(*conn, message)),
             None if numbers_only => {}
@@ -140,13 +133,7 @@ impl Ranks {
     }
 
     /// From a supervisor to one of its ranks.
-    pub fn supervisor_message(
-        &mut self,
-        peer: &Peer,
-        id: RankId,
-        message: ToClient,
-        out: &mut Vec<Effect>,
-    ) {
+    pub fn supervisor_message(&mut self, peer: &Peer, id: RankId, message: ToClient, out: &mut Vec<Effect>) {
         let Some(step) = self.0.get_mut(&key(peer)) else {
             return;
         };
@@ -173,11 +160,7 @@ impl Ranks {
 }
 
 fn ready((generation, rank): RankId) -> FromAgent {
-    FromAgent::FromClient {
-        rank,
-        generation,
-        message: FromClient::Ready,
-    }
+    FromAgent::FromClient { rank, generation, message: FromClient::Ready }
 }
 
 #[cfg(test)]
@@ -188,11 +171,7 @@ mod tests {
     const ALIVE: &dyn Fn(u32) -> bool = &|_| true;
 
     fn peer(job: u32, uid: u32, pid: u32) -> Peer {
-        Peer {
-            pid,
-            uid,
-            job: JobId(job),
-        }
+        Peer { pid, uid, job: JobId(job) }
     }
 
     fn sent(out: &mut Vec<Effect>) -> Vec<Effect> {
@@ -211,10 +190,7 @@ mod tests {
         r.supervisor_message(&other, (1, 0), ToClient::Start, &mut out);
         assert!(sent(&mut out).is_empty());
         r.supervisor_message(&sup, (1, 0), ToClient::Start, &mut out);
-        assert_eq!(
-            sent(&mut out),
-            [Effect::Send(ConnId(3), FromAgent::Client(ToClient::Start))]
-        );
+        assert_eq!(sent(&mut out), [Effect::Send(ConnId(3), FromAgent::Client(ToClient::Start))]);
     }
 
     #[test]
@@ -223,28 +199,13 @@ mod tests {
         let (rank, sup) = (peer(1, 10, 100), peer(1, 10, 101));
         r.rank(ConnId(3), rank, (2, 5), ALIVE, &mut out).unwrap();
         let left = FromClient::Left { boundary: 9 };
-        r.rank_message(
-            &rank,
-            (2, 5),
-            FromClient::Report(Default::default()),
-            &mut out,
-        );
+        r.rank_message(&rank, (2, 5), FromClient::Report(Default::default()), &mut out);
         r.rank_message(&rank, (2, 5), left.clone(), &mut out);
         assert!(sent(&mut out).is_empty());
         r.supervisor(ConnId(1), sup, ALIVE, &mut out).unwrap();
         r.supervisor_ready(ConnId(1), &sup, &mut out);
-        let left = FromAgent::FromClient {
-            rank: 5,
-            generation: 2,
-            message: left,
-        };
-        assert_eq!(
-            sent(&mut out),
-            [
-                Effect::Send(ConnId(1), ready((2, 5))),
-                Effect::Send(ConnId(1), left)
-            ]
-        );
+        let left = FromAgent::FromClient { rank: 5, generation: 2, message: left };
+        assert_eq!(sent(&mut out), [Effect::Send(ConnId(1), ready((2, 5))), Effect::Send(ConnId(1), left)]);
 
         r.closed(ConnId(3), &rank);
         for n in 0..300 {
@@ -261,25 +222,15 @@ mod tests {
     #[test]
     fn a_rank_is_one_process() {
         let (mut r, mut out) = (Ranks::default(), vec![]);
-        r.rank(ConnId(1), peer(1, 10, 100), (1, 0), ALIVE, &mut out)
-            .unwrap();
-        let e = r
-            .rank(ConnId(2), peer(1, 10, 200), (1, 0), ALIVE, &mut out)
-            .unwrap_err();
+        r.rank(ConnId(1), peer(1, 10, 100), (1, 0), ALIVE, &mut out).unwrap();
+        let e = r.rank(ConnId(2), peer(1, 10, 200), (1, 0), ALIVE, &mut out).unwrap_err();
         assert_eq!(e, "rank 0 of generation 1 is process 100, not 200");
-        r.rank(ConnId(3), peer(1, 10, 100), (1, 0), ALIVE, &mut out)
-            .unwrap();
+        r.rank(ConnId(3), peer(1, 10, 100), (1, 0), ALIVE, &mut out).unwrap();
         assert_eq!(sent(&mut out), [Effect::Close(ConnId(1))]);
         r.closed(ConnId(1), &peer(1, 10, 100));
-        r.rank(ConnId(4), peer(1, 10, 300), (1, 0), DEAD, &mut out)
-            .unwrap();
-        assert_eq!(
-            sent(&mut out),
-            [Effect::Close(ConnId(3))],
-            "the holder has died"
-        );
-        r.rank(ConnId(5), peer(1, 11, 400), (1, 0), ALIVE, &mut out)
-            .unwrap();
+        r.rank(ConnId(4), peer(1, 10, 300), (1, 0), DEAD, &mut out).unwrap();
+        assert_eq!(sent(&mut out), [Effect::Close(ConnId(3))], "the holder has died");
+        r.rank(ConnId(5), peer(1, 11, 400), (1, 0), ALIVE, &mut out).unwrap();
         assert!(sent(&mut out).is_empty(), "another user's job");
     }
 

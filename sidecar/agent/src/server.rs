@@ -7,11 +7,13 @@ use crate::shared::{Outgoing, QUEUE, Shared};
 use anyhow::{Context as _, bail};
 use pliant_protocol::codec::{self, MAX_FRAME};
 use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs::{DirBuilder, File, Permissions};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::fs::DirBuilder;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -41,7 +43,7 @@ const PIDINFO_EVERY: Duration = Duration::from_secs(2);
 pub struct Socket {
     path: PathBuf,
     inode: (u64, u64),
-    _lock: File,
+    _lock: OwnedFd,
 }
 
 impl Socket {
@@ -50,51 +52,44 @@ impl Socket {
     /// # Errors
     /// Another agent serves the same socket, or the system refuses.
     pub fn bind(path: &Path) -> anyhow::Result<(Socket, UnixListener)> {
-        let dir = path
-            .parent()
-            .filter(|d| !d.as_os_str().is_empty())
-            .context("[agent] socket must be a full path")?;
+        let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).context("[agent] socket must be a full path")?;
         let made = DirBuilder::new().recursive(true).mode(0o755).create(dir);
         made.with_context(|| format!("{}", dir.display()))?;
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
         let lock_path = PathBuf::from(lock_path);
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path);
+        // Nobody else may open it, since whoever can may lock it; and no link is followed, since the directory may be
+        // that of pliantd's account.
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR);
         let lock = lock.with_context(|| format!("{}", lock_path.display()))?;
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!(
-                "another pliant-agent serves {} (it holds {})",
-                path.display(),
-                lock_path.display()
-            );
+            bail!("another pliant-agent serves {} (it holds {})", path.display(), lock_path.display());
         }
-        // Under the lock, a socket that is there is a dead agent's.
-        match std::fs::remove_file(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => bail!("{}: {e}", path.display()),
+        // Under the lock, what is there is a dead agent's. The socket gets its name when it can be used.
+        let mut fresh_path = path.as_os_str().to_owned();
+        fresh_path.push(".new");
+        let fresh_path = PathBuf::from(fresh_path);
+        match std::fs::remove_file(&fresh_path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                bail!("{}: {e}", fresh_path.display())
+            }
             _ => {}
         }
-        let listener = UnixListener::bind(path).with_context(|| format!("{}", path.display()))?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
-        let meta = std::fs::metadata(path)?;
-        Ok((
-            Socket {
-                path: path.to_owned(),
-                inode: (meta.dev(), meta.ino()),
-                _lock: lock,
-            },
-            listener,
-        ))
+        // 0666 from its first moment; chmod would follow a link. No other thread makes files at this time.
+        let umask = rustix::process::umask(Mode::XUSR | Mode::XGRP | Mode::XOTH);
+        let listener = UnixListener::bind(&fresh_path);
+        rustix::process::umask(umask);
+        let listener = listener.with_context(|| format!("{}", fresh_path.display()))?;
+        std::fs::rename(&fresh_path, path).with_context(|| format!("{}", path.display()))?;
+        let meta = std::fs::symlink_metadata(path)?;
+        Ok((Socket { path: path.to_owned(), inode: (meta.dev(), meta.ino()), _lock: lock }, listener))
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let same =
-            std::fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.inode);
+        let same = std::fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.inode);
         if same {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -123,10 +118,7 @@ impl Admission {
             return None;
         }
         *own += 1;
-        Some(Ticket {
-            admission: Rc::clone(self),
-            uid,
-        })
+        Some(Ticket { admission: Rc::clone(self), uid })
     }
 
     fn may_ask(&self, uid: u32, now: Duration) -> bool {
@@ -173,11 +165,7 @@ pub async fn serve(shared: Rc<Shared>, listener: UnixListener) {
         };
         let Some(ticket) = admission.enter(cred.uid(), max) else {
             if refused.pass(shared.now()) {
-                tracing::warn!(
-                    uid = cred.uid(),
-                    "too many connections ({} refused so far)",
-                    refused.refused
-                );
+                tracing::warn!(uid = cred.uid(), "too many connections ({} refused so far)", refused.refused);
             }
             continue;
         };
@@ -196,13 +184,7 @@ fn open_files() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(IN_ALL + 64).min(IN_ALL + 64);
-    let current = match setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(wanted),
-            maximum: limit.maximum,
-        },
-    ) {
+    let current = match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
         Ok(()) => wanted,
         Err(_) => limit.current.unwrap_or(wanted),
     };
@@ -210,17 +192,9 @@ fn open_files() -> usize {
 }
 
 /// One connection from its first byte to its last.
-async fn peer(
-    shared: Rc<Shared>,
-    ticket: &Ticket,
-    stream: UnixStream,
-    pid: u32,
-    uid: u32,
-) -> anyhow::Result<()> {
+async fn peer(shared: Rc<Shared>, ticket: &Ticket, stream: UnixStream, pid: u32, uid: u32) -> anyhow::Result<()> {
     let (mut from, mut to) = stream.into_split();
-    let first = timeout(FIRST, read_frame(&mut from, SMALL_FRAME))
-        .await
-        .context("no Hello in time")??;
+    let first = timeout(FIRST, read_frame(&mut from, SMALL_FRAME)).await.context("no Hello in time")??;
     let Some(first) = first else { return Ok(()) };
     let (version, role) = match codec::decode::<ToAgent>(&first) {
         Ok(ToAgent::Hello { version, role, .. }) => (version, role),
@@ -234,32 +208,14 @@ async fn peer(
             return refuse(&mut to, e.to_string()).await;
         }
     };
-    let max = if matches!(role, Role::Client { .. }) {
-        SMALL_FRAME
-    } else {
-        MAX_FRAME
-    };
+    let max = if matches!(role, Role::Client { .. }) { SMALL_FRAME } else { MAX_FRAME };
     let conn = shared.next_conn();
     let (queue, waiting) = mpsc::channel(QUEUE);
     let stop = Rc::new(Notify::new());
-    shared.conns.borrow_mut().insert(
-        conn,
-        Outgoing {
-            queue,
-            stop: Rc::clone(&stop),
-        },
-    );
+    shared.conns.borrow_mut().insert(conn, Outgoing { queue, stop: Rc::clone(&stop) });
     let writer = tokio::task::spawn_local(write(to, waiting, Rc::clone(&stop)));
     let processes = shared.processes.clone();
-    shared.with(|core, now| {
-        core.hello(
-            conn,
-            proven,
-            (version, role),
-            &|pid| processes.alive(pid),
-            now,
-        )
-    });
+    shared.with(|core, now| core.hello(conn, proven, (version, role), &|pid| processes.alive(pid), now));
     let result = tokio::select! {
         () = stop.notified() => Ok(()),
         result = read(&shared, conn, &mut from, max) => result,
@@ -289,12 +245,7 @@ async fn write(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<FromAgent>, sto
     stop.notify_one();
 }
 
-async fn read(
-    shared: &Rc<Shared>,
-    conn: ConnId,
-    from: &mut OwnedReadHalf,
-    max: usize,
-) -> anyhow::Result<()> {
+async fn read(shared: &Rc<Shared>, conn: ConnId, from: &mut OwnedReadHalf, max: usize) -> anyhow::Result<()> {
     let mut reports = Bucket::new(20.0, 40.0, shared.now());
     let mut all = Bucket::new(500.0, 1000.0, shared.now());
     let mut bad = 0u64;
@@ -323,26 +274,18 @@ async fn read(
         }
     };
     if reports.refused > 0 || bad > 1 {
-        tracing::info!(
-            conn = conn.0,
-            "left out: {} reports above the rate, {bad} invalid frames",
-            reports.refused
-        );
+        tracing::info!(conn = conn.0, "left out: {} reports above the rate, {bad} invalid frames", reports.refused);
     }
     result
 }
 
 /// The payload of one frame; `None` at a clean end. Memory is taken as bytes come, not as they are announced.
-async fn read_frame(
-    from: &mut OwnedReadHalf,
-    max: usize,
-) -> Result<Option<Vec<u8>>, codec::CodecError> {
+async fn read_frame(from: &mut OwnedReadHalf, max: usize) -> Result<Option<Vec<u8>>, codec::CodecError> {
     let mut head = [0u8; 4];
     if from.read(head.get_mut(..1).unwrap_or_default()).await? == 0 {
         return Ok(None);
     }
-    from.read_exact(head.get_mut(1..).unwrap_or_default())
-        .await?;
+    from.read_exact(head.get_mut(1..).unwrap_or_default()).await?;
     let length = u64::from(u32::from_be_bytes(head));
     if length == 0 || length > u64::try_from(max).unwrap_or(u64::MAX) {
         return Err(codec::CodecError::Length { length, max });
@@ -358,10 +301,7 @@ async fn read_frame(
 /// The job of a peer. A pidfd, and the start time where there is none, show that the pid has not been used again.
 async fn prove(shared: &Shared, ticket: &Ticket, pid: u32, uid: u32) -> Result<Peer, ProofError> {
     let ended = || ProofError::Ended(pid);
-    let raw = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or_else(ended)?;
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
     let pidfd = pidfd_open(raw, PidfdFlags::empty());
     if matches!(pidfd, Err(rustix::io::Errno::SRCH)) {
         return Err(ended());
@@ -372,11 +312,7 @@ async fn prove(shared: &Shared, ticket: &Ticket, pid: u32, uid: u32) -> Result<P
         if !ticket.admission.may_ask(uid, shared.now()) {
             return Err(ProofError::Later(pid));
         }
-        found = shared
-            .slurm
-            .job_of(pid)
-            .await
-            .map(|job| (job, Evidence::Slurmd));
+        found = shared.slurm.job_of(pid).await.map(|job| (job, Evidence::Slurmd));
     }
     if shared.processes.started(pid) != Some(started) || pidfd.is_ok_and(|fd| has_ended(&fd)) {
         return Err(ended());
@@ -386,7 +322,7 @@ async fn prove(shared: &Shared, ticket: &Ticket, pid: u32, uid: u32) -> Result<P
     Ok(Peer { pid, uid, job })
 }
 
-fn has_ended(pidfd: &std::os::fd::OwnedFd) -> bool {
+fn has_ended(pidfd: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
@@ -399,9 +335,7 @@ mod tests {
     #[test]
     fn connections_are_counted_by_uid_and_in_all() {
         let admission = Rc::new(Admission::default());
-        let mut held: Vec<Ticket> = (0..PER_UID)
-            .map(|_| admission.enter(1000, 600).unwrap())
-            .collect();
+        let mut held: Vec<Ticket> = (0..PER_UID).map(|_| admission.enter(1000, 600).unwrap()).collect();
         assert!(admission.enter(1000, 600).is_none(), "of one uid");
         held.extend((0..600 - PER_UID).map(|_| admission.enter(1001, 600).unwrap()));
         assert!(admission.enter(1002, 600).is_none(), "in all");
@@ -415,20 +349,13 @@ mod tests {
     fn slurmd_is_asked_only_so_often() {
         let admission = Admission::default();
         let at = Duration::from_secs;
-        assert!(
-            admission.may_ask(1, at(0))
-                && !admission.may_ask(1, at(1))
-                && admission.may_ask(2, at(1))
-        );
+        assert!(admission.may_ask(1, at(0)) && !admission.may_ask(1, at(1)) && admission.may_ask(2, at(1)));
         assert!(admission.may_ask(1, at(2)) && !admission.may_ask(1, at(3)));
     }
 
     #[test]
     fn two_agents_for_one_socket_refuse() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("n0").join("agent.sock");

@@ -121,9 +121,7 @@ impl Shared {
         match effect {
             Effect::Send(conn, message) => {
                 let mut conns = self.conns.borrow_mut();
-                let full = conns
-                    .get(&conn)
-                    .is_some_and(|o| o.queue.try_send(message).is_err());
+                let full = conns.get(&conn).is_some_and(|o| o.queue.try_send(message).is_err());
                 if full && let Some(outgoing) = conns.remove(&conn) {
                     tracing::warn!(conn = conn.0, "a peer that does not read is disconnected");
                     outgoing.stop.notify_one();
@@ -173,18 +171,13 @@ mod tests {
 
     #[test]
     fn a_job_that_is_gone_has_no_state_left_in_the_outbox() {
-        let status = |base: u32| peer::FromAgent::Status {
-            uid: 1,
-            status: Box::new(crate::core::tests::status(base, "ab")),
-        };
+        let status =
+            |base: u32| peer::FromAgent::Status { uid: 1, status: Box::new(crate::core::tests::status(base, "ab")) };
         let outbox = Outbox::default();
         outbox.push(status(7));
         outbox.push(status(7));
         outbox.push(status(8));
-        let gone = peer::FromAgent::Gone {
-            base: JobId(7),
-            instance: "ab".into(),
-        };
+        let gone = peer::FromAgent::Gone { base: JobId(7), instance: "ab".into() };
         outbox.push(gone.clone());
         assert_eq!(outbox.pop(), Some(gone));
         assert_eq!(outbox.pop(), Some(status(8)));

@@ -40,14 +40,8 @@ impl Job {
 
     fn parse(line: &str) -> Option<Job> {
         let mut fields = line.splitn(4, '|');
-        let (id, uid, state, comment) = (
-            fields.next()?,
-            fields.next()?,
-            fields.next()?,
-            fields.next()?,
-        );
-        let state_known =
-            !state.is_empty() && state.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+        let (id, uid, state, comment) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let state_known = !state.is_empty() && state.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
         state_known.then_some(())?;
         Some(Job {
             id: id.parse().ok()?,
@@ -81,29 +75,18 @@ pub fn look(id: JobId, ok: bool, out: &str, err: &str) -> Look {
     let mut lines = out.lines();
     match (lines.next().and_then(Job::parse), lines.next()) {
         (Some(job), None) if job.id == id => Look::Job(job),
-        _ => Look::Failed(format!(
-            "squeue shows job {id} in an unexpected form: {:?}",
-            first_line(out)
-        )),
+        _ => Look::Failed(format!("squeue shows job {id} in an unexpected form: {:?}", first_line(out))),
     }
 }
 
 /// The jobs in a list, those with a mark only. Each must be looked at by id before anything is done to it.
 pub fn slices(out: &str) -> Vec<Job> {
-    out.lines()
-        .filter_map(Job::parse)
-        .filter(|j| j.mark.is_some())
-        .collect()
+    out.lines().filter_map(Job::parse).filter(|j| j.mark.is_some()).collect()
 }
 
 /// The first line of a text, at most 200 characters.
 pub fn first_line(text: &str) -> String {
-    text.lines()
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .take(200)
-        .collect()
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -114,16 +97,9 @@ mod tests {
 
     #[test]
     fn one_line_about_that_job() {
-        let Look::Job(job) = look(JobId(12), true, LINE, "") else {
-            panic!()
-        };
-        assert_eq!(
-            (job.uid, job.is_over(), job.mark.unwrap().base),
-            (999, false, JobId(7))
-        );
-        let Look::Job(job) = look(JobId(12), true, "12|999|CANCELLED|a|b\n", "") else {
-            panic!()
-        };
+        let Look::Job(job) = look(JobId(12), true, LINE, "") else { panic!() };
+        assert_eq!((job.uid, job.is_over(), job.mark.unwrap().base), (999, false, JobId(7)));
+        let Look::Job(job) = look(JobId(12), true, "12|999|CANCELLED|a|b\n", "") else { panic!() };
         assert!(job.is_over() && job.mark.is_none());
     }
 
@@ -132,41 +108,20 @@ mod tests {
         for (ok, out, err) in [
             (true, "", ""),
             (true, "13|999|RUNNING|x\n", ""),
-            (
-                true,
-                "12|999|RUNNING|x\n13|0|RUNNING|pliant base=7 instance=a token=b\n",
-                "",
-            ),
+            (true, "12|999|RUNNING|x\n13|0|RUNNING|pliant base=7 instance=a token=b\n", ""),
             (true, "12|999\n", ""),
             (true, "12|999|running|x\n", ""),
-            (
-                false,
-                LINE,
-                "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-            ),
+            (false, LINE, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
             (false, "", ""),
         ] {
-            assert!(
-                matches!(look(JobId(12), ok, out, err), Look::Failed(_)),
-                "{out:?} {err:?}"
-            );
+            assert!(matches!(look(JobId(12), ok, out, err), Look::Failed(_)), "{out:?} {err:?}");
         }
-        assert_eq!(
-            look(
-                JobId(12),
-                false,
-                "",
-                "slurm_load_jobs error: Invalid job id specified\n"
-            ),
-            Look::Gone
-        );
+        assert_eq!(look(JobId(12), false, "", "slurm_load_jobs error: Invalid job id specified\n"), Look::Gone);
     }
 
     #[test]
     fn lists_keep_marked_jobs() {
-        let all = slices(&format!(
-            "{LINE}13|1|PENDING|\n14|1|PENDING|pliant base=x\nrubbish\n"
-        ));
+        let all = slices(&format!("{LINE}13|1|PENDING|\n14|1|PENDING|pliant base=x\nrubbish\n"));
         assert_eq!(all.len(), 1);
     }
 }

@@ -21,10 +21,7 @@ impl Credentials for Munge {
     }
     fn decode(&mut self, credential: &str) -> Result<Proof, String> {
         let d = pliant_munge::decode(Some(&self.0), credential).map_err(|e| e.to_string())?;
-        Ok(Proof {
-            uid: d.uid,
-            payload: d.payload,
-        })
+        Ok(Proof { uid: d.uid, payload: d.payload })
     }
 }
 
@@ -43,9 +40,7 @@ fn uid() -> u32 {
 impl Stage {
     /// `None` where munged is not installed. `user`: whom the agent takes for pliantd.
     fn new(user: u32) -> Option<Stage> {
-        let program = ["/usr/sbin/munged", "/usr/local/sbin/munged"]
-            .into_iter()
-            .find(|p| Path::new(p).exists())?;
+        let program = ["/usr/sbin/munged", "/usr/local/sbin/munged"].into_iter().find(|p| Path::new(p).exists())?;
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("key"), [9u8; 128]).unwrap();
@@ -53,11 +48,7 @@ impl Stage {
         let option = |name: &str, file: &str| format!("--{name}={}", at(file).display());
         let munged = Command::new(program)
             .args(["--foreground", "--force", "--num-threads=2"])
-            .args([
-                option("key-file", "key"),
-                option("socket", "munge"),
-                option("pid-file", "pid"),
-            ])
+            .args([option("key-file", "key"), option("socket", "munge"), option("pid-file", "pid")])
             .args([option("log-file", "log"), option("seed-file", "seed")])
             .stderr(Stdio::null())
             .spawn()
@@ -70,16 +61,9 @@ impl Stage {
             at("munge"),
         );
         std::fs::write(at("pliant.toml"), config).unwrap();
-        let mut stage = Stage {
-            dir,
-            munged,
-            agent: None,
-            listener,
-        };
+        let mut stage = Stage { dir, munged, agent: None, listener };
         let munge = stage.munge();
-        wait_for("munged", || {
-            pliant_munge::encode(Some(&munge.0), b"", None, 1).is_ok()
-        });
+        wait_for("munged", || pliant_munge::encode(Some(&munge.0), b"", None, 1).is_ok());
         stage.agent = Some(stage.agent_command().spawn().unwrap());
         wait_for("the agent", || stage.socket().exists());
         Some(stage)
@@ -88,9 +72,7 @@ impl Stage {
     fn agent_command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pliant-agent"));
         // No slurm.conf: every Slurm command fails, and nothing may follow from that.
-        command
-            .env("SLURM_CONF", self.dir.path().join("none"))
-            .args(["--node", "n0", "--config"]);
+        command.env("SLURM_CONF", self.dir.path().join("none")).args(["--node", "n0", "--config"]);
         command.arg(self.dir.path().join("pliant.toml"));
         command
     }
@@ -106,22 +88,14 @@ impl Stage {
     /// Takes the agent's next connection through the handshake.
     fn accept(&self, party: Party) -> Result<Peer, SecureError> {
         let (mut stream, _) = self.listener.accept().unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut handshake = Handshake::responder(party).unwrap();
         let mut decoder = Decoder::new(secure::MAX_SEALED);
         while !handshake.is_done() {
             let frame = next_frame(&mut stream, &mut decoder).ok_or(SecureError::State)?;
-            stream
-                .write_all(&handshake.step(&frame, &mut self.munge())?)
-                .unwrap();
+            stream.write_all(&handshake.step(&frame, &mut self.munge())?).unwrap();
         }
-        Ok(Peer {
-            stream,
-            decoder,
-            session: handshake.into_session()?,
-        })
+        Ok(Peer { stream, decoder, session: handshake.into_session()? })
     }
 
     fn stop_agent(&mut self) {
@@ -171,10 +145,7 @@ struct Peer {
 
 impl Peer {
     fn send(&mut self, message: &ToAgent) {
-        let bytes = self
-            .session
-            .seal(&serde_json::to_vec(message).unwrap())
-            .unwrap();
+        let bytes = self.session.seal(&serde_json::to_vec(message).unwrap()).unwrap();
         self.stream.write_all(&bytes).unwrap();
     }
 
@@ -188,24 +159,14 @@ impl Peer {
     }
 
     fn welcome(&mut self) {
-        let Some(FromAgent::Hello { node, .. }) = self.next() else {
-            panic!("no Hello")
-        };
+        let Some(FromAgent::Hello { node, .. }) = self.next() else { panic!("no Hello") };
         assert_eq!(node.as_str(), "n0");
-        self.send(&ToAgent::Welcome {
-            version: pliant_protocol::VERSION,
-            software: "test".into(),
-        });
+        self.send(&ToAgent::Welcome { version: pliant_protocol::VERSION, software: "test".into() });
     }
 }
 
 fn party(peer_uid: u32, purpose: &str) -> Party {
-    Party {
-        purpose: purpose.into(),
-        me: "ctl".into(),
-        peer: None,
-        peer_uid,
-    }
+    Party { purpose: purpose.into(), me: "ctl".into(), peer: None, peer_uid }
 }
 
 #[test]
@@ -214,10 +175,7 @@ fn a_session_with_pings_and_a_quick_return_after_a_restart_of_pliantd() {
         return eprintln!("munged is not installed: skipped");
     };
     let mut peer = stage.accept(party(uid(), "agent-session")).unwrap();
-    assert_eq!(
-        (peer.session.peer(), peer.session.peer_uid()),
-        ("n0", uid())
-    );
+    assert_eq!((peer.session.peer(), peer.session.peer_uid()), ("n0", uid()));
     peer.welcome();
     for _ in 0..3 {
         peer.send(&ToAgent::Ping);
@@ -226,11 +184,7 @@ fn a_session_with_pings_and_a_quick_return_after_a_restart_of_pliantd() {
     drop(peer);
     let closed = Instant::now();
     let mut peer = stage.accept(party(uid(), "agent-session")).unwrap();
-    assert!(
-        closed.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        closed.elapsed()
-    );
+    assert!(closed.elapsed() < Duration::from_secs(1), "{:?}", closed.elapsed());
     peer.welcome();
     stage.stop_agent();
     assert!(peer.next().is_none());
@@ -243,25 +197,15 @@ fn neither_side_accepts_another_uid_or_purpose() {
         return eprintln!("munged is not installed: skipped");
     };
     // This pliantd accepts an agent of another uid only.
-    let e = stage
-        .accept(party(uid() + 1, "agent-session"))
-        .err()
-        .unwrap();
+    let e = stage.accept(party(uid() + 1, "agent-session")).err().unwrap();
     assert!(matches!(e, SecureError::Uid { .. }), "{e}");
     let e = stage.accept(party(uid(), "other")).err().unwrap();
-    assert!(
-        matches!(e, SecureError::Mismatch { field: "purpose" }),
-        "{e}"
-    );
+    assert!(matches!(e, SecureError::Mismatch { field: "purpose" }), "{e}");
     // And this agent makes credentials for another uid only, which cannot be decoded here.
     let Some(stage) = Stage::new(uid() + 1) else {
         return;
     };
-    let e = stage
-        .accept(party(uid(), "agent-session"))
-        .err()
-        .unwrap()
-        .to_string();
+    let e = stage.accept(party(uid(), "agent-session")).err().unwrap().to_string();
     assert!(e.contains("Unauthorized"), "{e}");
 }
 
@@ -272,17 +216,10 @@ fn a_process_outside_any_job_is_refused_and_a_second_agent_too() {
     };
     let refused = |bytes: &[u8]| {
         let mut socket = UnixStream::connect(stage.socket()).unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         socket.write_all(bytes).unwrap();
         let answer = codec::read_frame::<ToPeer>(&mut socket, 1 << 20).unwrap();
-        assert!(
-            codec::read_payload(&mut socket, 1 << 20)
-                .unwrap_or(None)
-                .is_none(),
-            "closed after it"
-        );
+        assert!(codec::read_payload(&mut socket, 1 << 20).unwrap_or(None).is_none(), "closed after it");
         match answer {
             Some(ToPeer::Refused { reason }) => reason,
             other => panic!("{other:?}"),
@@ -291,15 +228,10 @@ fn a_process_outside_any_job_is_refused_and_a_second_agent_too() {
     let hello = FromPeer::Hello {
         version: pliant_protocol::VERSION,
         software: String::new(),
-        role: Role::Launcher {
-            instance: "ab".into(),
-        },
+        role: Role::Launcher { instance: "ab".into() },
     };
     assert!(refused(&codec::encode(&hello).unwrap()).contains("belongs to no Slurm job"));
-    let lease = FromPeer::Lease {
-        base: pliant_model::JobId(1),
-        instance: "ab".into(),
-    };
+    let lease = FromPeer::Lease { base: pliant_model::JobId(1), instance: "ab".into() };
     assert!(refused(&codec::encode(&lease).unwrap()).contains("must be a Hello"));
     assert!(refused(&codec::frame(b"rubbish").unwrap()).contains("not a valid message"));
 

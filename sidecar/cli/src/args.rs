@@ -11,8 +11,8 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "pliant", version, max_term_width = 100)]
 pub struct Cli {
-    /// Configuration file, if not /etc/pliant/pliant.toml
-    #[arg(long, global = true, value_name = "FILE", env = "PLIANT_CONFIG", hide_env_values = true)]
+    /// Configuration file, if not that of PLIANT_CONFIG or /etc/pliant/pliant.toml
+    #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]

@@ -69,8 +69,7 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply, AskError> {
 
 fn exchange(path: &Path, request: &Request) -> Result<Reply, AskError> {
     let closed = || AskError::Closed { path: path.to_owned() };
-    let mut stream =
-        UnixStream::connect(path).map_err(|source| AskError::Absent { path: path.to_owned(), source })?;
+    let mut stream = UnixStream::connect(path).map_err(|source| AskError::Absent { path: path.to_owned(), source })?;
     codec::write_frame(&mut stream, request).map_err(|_| closed())?;
     match codec::read_frame(&mut stream, MAX_REPLY) {
         Ok(Some(reply)) => Ok(reply),

@@ -53,7 +53,9 @@ fn told(error: &anyhow::Error) -> String {
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<u8> {
-    let config = cli.config.as_deref();
+    let environment = || std::env::var_os("PLIANT_CONFIG").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let named = cli.config.or_else(environment);
+    let config = named.as_deref();
     match cli.command {
         Command::Run(run) => run::run(run, config),
         Command::Supervise => Ok(pliant_launcher::supervise()),
@@ -73,7 +75,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             Ok(if fails { exit::FAILURE } else { exit::OK })
         }
         Command::Config(ConfigArgs { command: ConfigCommand::Check { file } }) => {
-            let path = file.or(cli.config).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH));
+            let path = file.or(named).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH));
             Config::load(&path)?;
             print(&format!("{}: ok\n", path.display()))
         }
@@ -120,7 +122,10 @@ fn task_id(config: Option<&Path>, task: &str) -> anyhow::Result<JobId> {
 fn unexpected(reply: Reply) -> anyhow::Result<u8> {
     match reply {
         Reply::Error { text } => bail!("pliantd: {text}"),
-        _ => bail!("pliantd gave an answer to another question: is it of the same version ({})?", pliant_protocol::SOFTWARE),
+        _ => bail!(
+            "pliantd gave an answer to another question: is it of the same version ({})?",
+            pliant_protocol::SOFTWARE
+        ),
     }
 }
 

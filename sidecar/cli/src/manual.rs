@@ -31,7 +31,10 @@ pub fn write(dir: &Path) -> anyhow::Result<()> {
 /// When standard output cannot be written.
 pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut text = vec![];
-    clap_complete::generate(shell, &mut Cli::command(), "pliant", &mut text);
+    let whole = Cli::command();
+    let shown = whole.get_subcommands().filter(|c| !c.is_hide_set()).cloned();
+    let mut command = clap::Command::new("pliant").args(whole.get_arguments().cloned()).subcommands(shown);
+    clap_complete::generate(shell, &mut command, "pliant", &mut text);
     Ok(std::io::stdout().write_all(&text)?)
 }
 
@@ -51,7 +54,10 @@ fn main_page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     for (code, meaning) in exit::TABLE {
         entry(&mut roff, &code.to_string(), "", &format!("{meaning}."));
     }
-    roff.text([roman("pliant run otherwise ends with the code of the first rank that failed, 128 + signal where a signal ended it.")]);
+    roff.control("PP", []);
+    roff.text([roman(
+        "pliant run otherwise ends with the code of the first rank that failed, 128 + signal where a signal ended it.",
+    )]);
     roff.control("SH", ["JSON"]);
     roff.text([roman("Keys are only added, never renamed or removed, within a major version. By command:")]);
     for (command, keys) in json::KEYS {
@@ -84,6 +90,7 @@ fn environment(roff: &mut Roff) {
     for def in &options::OPTIONS {
         entry(roff, def.env, "", &format!("As --{} of sbatch, salloc and srun.", def.name));
     }
+    roff.control("PP", []);
     roff.text([roman("An elastic job finds in its own environment:")]);
     for (name, meaning) in [
         (options::JOB_ELASTIC, "its range of GPUs"),
@@ -113,7 +120,8 @@ mod tests {
             dir.path().read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         let expected = ["config-check", "config", "doctor", "explain", "jobs", "run", "status"];
-        let expected: Vec<String> = expected.iter().map(|n| format!("pliant-{n}.1")).chain(["pliant.1".into()]).collect();
+        let expected: Vec<String> =
+            expected.iter().map(|n| format!("pliant-{n}.1")).chain(["pliant.1".into()]).collect();
         assert_eq!(names, expected);
         // roff writes a dash as \-.
         let page = std::fs::read_to_string(dir.path().join("pliant.1")).unwrap().replace("\\-", "-");

@@ -13,17 +13,19 @@ use std::process::Command;
 /// Only before anything is started.
 pub fn run(run: args::Run, config: Option<&Path>) -> anyhow::Result<u8> {
     if let Some(config) = config.filter(|c| std::env::var_os("PLIANT_CONFIG").as_deref() != Some(c.as_os_str())) {
-        return again(config);
+        return again(&run, config);
     }
     Ok(pliant_launcher::run(RunOptions { label: run.label, command: run.command }))
 }
 
 /// Starts this program anew with `--config` as the environment has it: the launcher, and every process that it starts,
 /// look there.
-fn again(config: &Path) -> anyhow::Result<u8> {
+fn again(run: &args::Run, config: &Path) -> anyhow::Result<u8> {
     let program = std::env::current_exe().context("own program")?;
     let config = std::path::absolute(config).with_context(|| format!("--config {}", config.display()))?;
-    let arguments = std::env::args_os().skip_while(|a| a != "run");
-    let failed = Command::new(&program).args(arguments).env("PLIANT_CONFIG", config).exec();
+    let label = run.label.then_some("--label");
+    // Without --config, which would bring us back here.
+    let failed =
+        Command::new(&program).arg("run").args(label).arg("--").args(&run.command).env("PLIANT_CONFIG", config).exec();
     Err(failed).with_context(|| format!("start {} again", program.display()))
 }

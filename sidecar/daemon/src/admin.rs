@@ -81,12 +81,7 @@ async fn answer(mut stream: UnixStream, inputs: &mpsc::Sender<Input>) -> anyhow:
             inputs.send(Input::Admin { uid, request, back }).await?;
             reply.await?
         }
-        Err(e) => Reply::Error {
-            text: format!(
-                "not understood by pliantd {}: {e}",
-                pliant_protocol::SOFTWARE
-            ),
-        },
+        Err(e) => Reply::Error { text: format!("not understood by pliantd {}: {e}", pliant_protocol::SOFTWARE) },
     };
     Ok(stream.write_all(&codec::encode(&reply)?).await?)
 }

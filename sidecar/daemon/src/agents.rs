@@ -38,17 +38,13 @@ pub struct Munge {
 impl Credentials for Munge {
     fn encode(&mut self, payload: &[u8], only_for: u32) -> Result<String, String> {
         let socket = Some(self.socket.as_path()).filter(|s| !s.as_os_str().is_empty());
-        pliant_munge::encode(socket, payload, Some(only_for), secure::CREDENTIAL_TTL)
-            .map_err(|e| e.to_string())
+        pliant_munge::encode(socket, payload, Some(only_for), secure::CREDENTIAL_TTL).map_err(|e| e.to_string())
     }
 
     fn decode(&mut self, credential: &str) -> Result<Proof, String> {
         let socket = Some(self.socket.as_path()).filter(|s| !s.as_os_str().is_empty());
         let d = pliant_munge::decode(socket, credential).map_err(|e| e.to_string())?;
-        Ok(Proof {
-            uid: d.uid,
-            payload: d.payload,
-        })
+        Ok(Proof { uid: d.uid, payload: d.payload })
     }
 }
 
@@ -94,9 +90,7 @@ async fn serve(
     stream.set_nodelay(true)?;
     let (session, mut decoder) = {
         let _turn = handshakes.acquire().await?;
-        timeout(HANDSHAKE, accept(&mut stream, munge, me))
-            .await
-            .context("handshake took too long")??
+        timeout(HANDSHAKE, accept(&mut stream, munge, me)).await.context("handshake took too long")??
     };
     let peer = NodeName(session.peer().to_owned());
     let (mut sealer, mut opener) = session.split();
@@ -115,33 +109,16 @@ async fn serve(
             let message: FromAgent = codec::decode(&payload)?;
             if !known {
                 let welcome = greet(&message, &peer);
-                writer
-                    .write_all(&sealer.seal(&serde_json::to_vec(&welcome)?)?)
-                    .await?;
-                ensure!(
-                    matches!(welcome, ToAgent::Welcome { .. }),
-                    "refused: {welcome:?}"
-                );
+                writer.write_all(&sealer.seal(&serde_json::to_vec(&welcome)?)?).await?;
+                ensure!(matches!(welcome, ToAgent::Welcome { .. }), "refused: {welcome:?}");
                 known = true;
                 let agent = agent_of(message)?;
                 let orders = orders.take().context("greeted twice")?;
-                inputs
-                    .send(Input::Agent {
-                        connection,
-                        node: peer.clone(),
-                        agent,
-                        orders,
-                    })
-                    .await?;
+                inputs.send(Input::Agent { connection, node: peer.clone(), agent, orders }).await?;
             } else if matches!(message, FromAgent::Hello { .. }) {
                 bail!("a second hello");
             } else {
-                inputs
-                    .send(Input::FromAgent {
-                        connection,
-                        message: Box::new(message),
-                    })
-                    .await?;
+                inputs.send(Input::FromAgent { connection, message: Box::new(message) }).await?;
             }
         }
         tokio::select! {
@@ -167,56 +144,29 @@ async fn serve(
 fn greet(first: &FromAgent, peer: &NodeName) -> ToAgent {
     let refuse = |reason: String| ToAgent::Refused { reason };
     match first {
-        FromAgent::Hello {
-            version,
-            software,
-            node,
-            ..
-        } if *version != pliant_protocol::VERSION => refuse(format!(
+        FromAgent::Hello { version, software, node, .. } if *version != pliant_protocol::VERSION => refuse(format!(
             "agent {software} on {node} speaks protocol {version}, pliantd {} speaks {}: install the same version",
             pliant_protocol::SOFTWARE,
             pliant_protocol::VERSION
         )),
-        FromAgent::Hello { node, .. } if node != peer => refuse(format!(
-            "the agent says that it is {node}, its credential says {peer}"
-        )),
-        FromAgent::Hello { .. } => ToAgent::Welcome {
-            version: pliant_protocol::VERSION,
-            software: pliant_protocol::SOFTWARE.to_owned(),
-        },
+        FromAgent::Hello { node, .. } if node != peer => {
+            refuse(format!("the agent says that it is {node}, its credential says {peer}"))
+        }
+        FromAgent::Hello { .. } => {
+            ToAgent::Welcome { version: pliant_protocol::VERSION, software: pliant_protocol::SOFTWARE.to_owned() }
+        }
         _ => refuse("the first message must be hello".to_owned()),
     }
 }
 
 fn agent_of(hello: FromAgent) -> anyhow::Result<Agent> {
-    let FromAgent::Hello {
-        software,
-        clock_ms,
-        facts,
-        ..
-    } = hello
-    else {
-        bail!("no hello")
-    };
+    let FromAgent::Hello { software, clock_ms, facts, .. } = hello else { bail!("no hello") };
     let skew_ms = i64::try_from(clock_ms)? - i64::try_from(now().wall_ms)?;
-    Ok(Agent {
-        software,
-        skew_ms,
-        facts,
-    })
+    Ok(Agent { software, skew_ms, facts })
 }
 
-async fn accept(
-    stream: &mut TcpStream,
-    munge: Munge,
-    me: String,
-) -> anyhow::Result<(Session, Decoder)> {
-    let mut handshake = Handshake::responder(Party {
-        purpose: PURPOSE.into(),
-        me,
-        peer: None,
-        peer_uid: 0,
-    })?;
+async fn accept(stream: &mut TcpStream, munge: Munge, me: String) -> anyhow::Result<(Session, Decoder)> {
+    let mut handshake = Handshake::responder(Party { purpose: PURPOSE.into(), me, peer: None, peer_uid: 0 })?;
     let mut decoder = Decoder::new(secure::MAX_SEALED);
     let mut buffer = vec![0; 16 << 10];
     loop {

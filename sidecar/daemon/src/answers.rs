@@ -35,18 +35,11 @@ pub fn answer(core: &Core, asker: Asker, request: &Request, process: Process, no
     match request {
         Request::Status => Reply::Status(status(core, process, now)),
         Request::Jobs => {
-            let may = core
-                .jobs
-                .keys()
-                .filter(|id| core.jobs.get(id).is_some_and(|j| sees(asker, j.uid)));
-            Reply::Jobs {
-                jobs: may.filter_map(|id| job_view(core, *id)).collect(),
-            }
+            let may = core.jobs.keys().filter(|id| core.jobs.get(id).is_some_and(|j| sees(asker, j.uid)));
+            Reply::Jobs { jobs: may.filter_map(|id| job_view(core, *id)).collect() }
         }
         Request::Explain { job } => explain(core, asker, *job),
-        Request::Doctor => Reply::Doctor {
-            findings: findings(core, asker, process, now),
-        },
+        Request::Doctor => Reply::Doctor { findings: findings(core, asker, process, now) },
     }
 }
 
@@ -56,13 +49,9 @@ fn sees(asker: Asker, uid: u32) -> bool {
 
 fn status(core: &Core, process: Process, now: Now) -> Status {
     let none = BTreeMap::new();
-    let gpus =
-        |n: &pliant_protocol::bridge::NodeRecord| n.gres.as_deref().map_or(0, gres::gpu_total);
-    let used =
-        |n: &pliant_protocol::bridge::NodeRecord| n.gres_used.as_deref().map_or(0, gres::gpu_total);
-    let up = |n: &&pliant_protocol::bridge::NodeRecord| {
-        matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED")
-    };
+    let gpus = |n: &pliant_protocol::bridge::NodeRecord| n.gres.as_deref().map_or(0, gres::gpu_total);
+    let used = |n: &pliant_protocol::bridge::NodeRecord| n.gres_used.as_deref().map_or(0, gres::gpu_total);
+    let up = |n: &&pliant_protocol::bridge::NodeRecord| matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED");
     let with_gpus = core.view.nodes.iter().filter(|n| gpus(n) > 0).count();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Status {
@@ -74,27 +63,10 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
         agents: count(core.agents.len()),
         nodes: count(with_gpus),
         gpus: core.view.nodes.iter().map(gpus).sum(),
-        gpus_idle: core
-            .view
-            .nodes
-            .iter()
-            .filter(up)
-            .map(|n| gpus(n).saturating_sub(used(n)))
-            .sum(),
-        gpus_lent: core
-            .jobs
-            .values()
-            .flat_map(|j| &j.status.slices)
-            .map(|s| s.gpus)
-            .sum(),
+        gpus_idle: core.view.nodes.iter().filter(up).map(|n| gpus(n).saturating_sub(used(n))).sum(),
+        gpus_lent: core.jobs.values().flat_map(|j| &j.status.slices).map(|s| s.gpus).sum(),
         jobs: count(core.jobs.len()),
-        pending: count(
-            core.view
-                .jobs
-                .values()
-                .filter(|j| view::pending(j, &none).is_some())
-                .count(),
-        ),
+        pending: count(core.view.jobs.values().filter(|j| view::pending(j, &none).is_some()).count()),
         resizes: count(core.resizes.len()),
     }
 }
@@ -113,17 +85,11 @@ fn explain(core: &Core, asker: Asker, asked: JobId) -> Reply {
     let record = core.view.jobs.get(&asked);
     // A slice is explained by its base.
     let base = record.and_then(view::mark).map_or(asked, |m| m.base);
-    let owner = core
-        .jobs
-        .get(&base)
-        .map(|j| j.uid)
-        .or_else(|| core.view.jobs.get(&base).map(|r| r.user_id));
+    let owner = core.jobs.get(&base).map(|j| j.uid).or_else(|| core.view.jobs.get(&base).map(|r| r.user_id));
     let history = match core.journal.history(base, HISTORY) {
         Ok(history) => history,
         Err(e) => {
-            return Reply::Error {
-                text: e.to_string(),
-            };
+            return Reply::Error { text: e.to_string() };
         }
     };
     let allowed = match owner {
@@ -135,12 +101,7 @@ fn explain(core: &Core, asker: Asker, asked: JobId) -> Reply {
         return Reply::NotFound;
     }
     let now = core.notes.get(&base).cloned().into_iter().collect();
-    Reply::Explain(Box::new(Explanation {
-        job: base,
-        view: job_view(core, base),
-        now,
-        history,
-    }))
+    Reply::Explain(Box::new(Explanation { job: base, view: job_view(core, base), now, history }))
 }
 
 fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Finding> {
@@ -153,12 +114,9 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
     };
     let mut all = vec![];
     all.push(match core.view_at {
-        Some((at, _)) if core.fresh(now) => finding(
-            "slurmctld",
-            Level::Ok,
-            format!("answered {} s ago", now.mono.saturating_sub(at)),
-            "",
-        ),
+        Some((at, _)) if core.fresh(now) => {
+            finding("slurmctld", Level::Ok, format!("answered {} s ago", now.mono.saturating_sub(at)), "")
+        }
         Some((at, _)) => finding(
             "slurmctld",
             Level::Fail,
@@ -173,12 +131,7 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
         ),
     });
     all.push(match process.operator {
-        Some(true) => finding(
-            "operator rights",
-            Level::Ok,
-            "pliantd may cancel slices".into(),
-            "",
-        ),
+        Some(true) => finding("operator rights", Level::Ok, "pliantd may cancel slices".into(), ""),
         Some(false) => finding(
             "operator rights",
             Level::Warn,
@@ -195,12 +148,7 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
     all.push(if core.durable {
         finding("journal", Level::Ok, "takes writes".into(), "")
     } else {
-        finding(
-            "journal",
-            Level::Fail,
-            "does not take writes: no new resizes".into(),
-            "free space on daemon.state_dir",
-        )
+        finding("journal", Level::Fail, "does not take writes: no new resizes".into(), "free space on daemon.state_dir")
     });
     let nodes: Vec<NodeName> = core
         .view
@@ -209,17 +157,9 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
         .filter(|n| n.gres.as_deref().map_or(0, gres::gpu_total) > 0)
         .map(|n| NodeName(n.name.clone()))
         .collect();
-    let missing: Vec<&NodeName> = nodes
-        .iter()
-        .filter(|n| !core.agents.contains_key(n))
-        .collect();
+    let missing: Vec<&NodeName> = nodes.iter().filter(|n| !core.agents.contains_key(n)).collect();
     all.push(if missing.is_empty() {
-        finding(
-            "agents",
-            Level::Ok,
-            format!("{} of {} GPU nodes connected", nodes.len(), nodes.len()),
-            "",
-        )
+        finding("agents", Level::Ok, format!("{} of {} GPU nodes connected", nodes.len(), nodes.len()), "")
     } else {
         finding(
             "agents",
@@ -229,11 +169,7 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
         )
     });
     if asker.privileged {
-        all.extend(
-            core.agents
-                .iter()
-                .flat_map(|(node, agent)| agent_findings(node, agent)),
-        );
+        all.extend(core.agents.iter().flat_map(|(node, agent)| agent_findings(node, agent)));
     }
     all
 }
@@ -248,40 +184,17 @@ fn agent_findings(node: &NodeName, agent: &crate::core::Agent) -> Vec<Finding> {
     };
     let mut all = vec![];
     if agent.software != pliant_protocol::SOFTWARE {
-        let found = format!(
-            "agent {}, pliantd {}",
-            agent.software,
-            pliant_protocol::SOFTWARE
-        );
-        all.push(finding(
-            "version",
-            Level::Warn,
-            found,
-            "install the same version",
-        ));
+        let found = format!("agent {}, pliantd {}", agent.software, pliant_protocol::SOFTWARE);
+        all.push(finding("version", Level::Warn, found, "install the same version"));
     }
     if agent.skew_ms.unsigned_abs() > MAX_SKEW_MS {
         let found = format!("{} ms from pliantd's", agent.skew_ms);
-        all.push(finding(
-            "clock",
-            Level::Fail,
-            found,
-            "MUNGE needs clocks that agree: see chrony or ntp there",
-        ));
+        all.push(finding("clock", Level::Fail, found, "MUNGE needs clocks that agree: see chrony or ntp there"));
     }
     for (name, value) in &agent.facts {
         let devices = name == "device_cgroups" && value == "no";
-        let remedy = if devices {
-            "without ConstrainDevices=yes a job can open the GPUs of others"
-        } else {
-            ""
-        };
-        all.push(finding(
-            name,
-            if devices { Level::Warn } else { Level::Ok },
-            value.clone(),
-            remedy,
-        ));
+        let remedy = if devices { "without ConstrainDevices=yes a job can open the GPUs of others" } else { "" };
+        all.push(finding(name, if devices { Level::Warn } else { Level::Ok }, value.clone(), remedy));
     }
     all
 }

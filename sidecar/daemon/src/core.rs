@@ -125,11 +125,7 @@ impl Core {
     ///
     /// # Errors
     /// When the journal cannot be read.
-    pub fn new(
-        settings: Settings,
-        journal: Journal,
-        next_id: fn() -> String,
-    ) -> Result<Core, JournalError> {
+    pub fn new(settings: Settings, journal: Journal, next_id: fn() -> String) -> Result<Core, JournalError> {
         Ok(Core {
             settings,
             view: SlurmView::default(),
@@ -154,8 +150,7 @@ impl Core {
 
     /// Whether Slurm's last answer may be acted on.
     pub fn fresh(&self, now: Now) -> bool {
-        self.view_at
-            .is_some_and(|(at, _)| now.mono.saturating_sub(at) <= self.settings.stale_after)
+        self.view_at.is_some_and(|(at, _)| now.mono.saturating_sub(at) <= self.settings.stale_after)
     }
 
     /// Slurm has answered; `asked` is when it was asked.
@@ -180,11 +175,7 @@ impl Core {
     /// An agent's connection is closed.
     pub fn on_agent_gone(&mut self, node: &NodeName, now: Now) {
         self.agents.remove(node);
-        for job in self
-            .jobs
-            .values_mut()
-            .filter(|j| j.node == *node && j.connected)
-        {
+        for job in self.jobs.values_mut().filter(|j| j.node == *node && j.connected) {
             job.connected = false;
             job.heard = now.mono;
         }
@@ -194,40 +185,21 @@ impl Core {
     pub fn on_status(&mut self, node: NodeName, uid: u32, status: JobStatus, now: Now) {
         let base = status.base;
         if let Some(record) = self.view.jobs.get(&base).filter(|r| r.user_id != uid) {
-            tracing::warn!(
-                job = base.0,
-                uid,
-                owner = record.user_id,
-                "status from another user's process ignored"
-            );
+            tracing::warn!(job = base.0, uid, owner = record.user_id, "status from another user's process ignored");
             return;
         }
         let before = self.jobs.remove(&base);
-        if let Some(old) = before
-            .as_ref()
-            .filter(|old| old.status.instance != status.instance)
-        {
+        if let Some(old) = before.as_ref().filter(|old| old.status.instance != status.instance) {
             let what = format!("the job was started again (instance {})", status.instance);
-            self.end(
-                old.status.base,
-                State::Undone,
-                &Reason::Failed { what },
-                now,
-            );
+            self.end(old.status.base, State::Undone, &Reason::Failed { what }, now);
         }
-        let was = before
-            .as_ref()
-            .filter(|b| b.status.instance == status.instance);
+        let was = before.as_ref().filter(|b| b.status.instance == status.instance);
         let news = was.is_none_or(|b| {
-            (b.status.ready, b.status.generation, &b.status.order)
-                != (status.ready, status.generation, &status.order)
+            (b.status.ready, b.status.generation, &b.status.order) != (status.ready, status.generation, &status.order)
                 || b.status.slices != status.slices
                 || !b.connected
         });
-        let restored = self
-            .resizes
-            .of(base)
-            .is_some_and(|r| r.kind == Kind::Shrink);
+        let restored = self.resizes.of(base).is_some_and(|r| r.kind == Kind::Shrink);
         let job = Job {
             uid,
             node,
@@ -254,11 +226,7 @@ impl Core {
 
     /// A launcher's connection is closed.
     pub fn on_gone(&mut self, base: JobId, instance: &str, now: Now) {
-        if let Some(job) = self
-            .jobs
-            .get_mut(&base)
-            .filter(|j| j.status.instance == instance)
-        {
+        if let Some(job) = self.jobs.get_mut(&base).filter(|j| j.status.instance == instance) {
             job.connected = false;
             job.heard = now.mono;
             self.out.push(Effect::PollSoon);
@@ -267,12 +235,7 @@ impl Core {
 
     /// An agent has cancelled a slice.
     pub fn on_cancelled(&mut self, slice: JobId, reason: &Reason, now: Now) {
-        let base = self
-            .view
-            .jobs
-            .get(&slice)
-            .and_then(view::mark)
-            .map_or(slice, |m| m.base);
+        let base = self.view.jobs.get(&slice).and_then(view::mark).map_or(slice, |m| m.base);
         let noted = self.journal.note(base, now.wall_ms, reason);
         self.durable_after(noted);
         self.out.push(Effect::PollSoon);
@@ -293,27 +256,14 @@ impl Core {
                 resend.push((job.node.clone(), r.base, r.instance.clone(), order.clone()));
             }
             let released = r.state >= State::Released;
-            if r.kind == Kind::Shrink
-                && fresh
-                && !released
-                && job.enforce_at.is_some_and(|t| now.mono >= t)
-            {
+            if r.kind == Kind::Shrink && fresh && !released && job.enforce_at.is_some_and(|t| now.mono >= t) {
                 job.enforce_at = Some(now.mono + ENFORCE_AFTER);
-                let reason = Reason::GraceOver {
-                    grace: job.status.grace,
-                };
+                let reason = Reason::GraceOver { grace: job.status.grace };
                 cancel.extend(r.slices.iter().map(|s| (*s, r.base, reason.clone())));
             }
         }
         for (node, base, instance, order) in resend {
-            self.out.push(Effect::Agent(
-                node,
-                peer::ToAgent::Order {
-                    base,
-                    instance,
-                    order,
-                },
-            ));
+            self.out.push(Effect::Agent(node, peer::ToAgent::Order { base, instance, order }));
         }
         for (slice, base, reason) in cancel {
             self.cancel(slice, base, reason, now);
@@ -335,17 +285,10 @@ impl Core {
         let Some(open) = self.resizes.of(base) else {
             return;
         };
-        let told = status
-            .order
-            .iter()
-            .chain(&status.done)
-            .any(|o| o.id == open.id);
+        let told = status.order.iter().chain(&status.done).any(|o| o.id == open.id);
         let waits_for_slurm = open.kind == Kind::Shrink && open.state == State::Released;
         if !told && open.state != State::Proposed && !waits_for_slurm {
-            let found = format!(
-                "the launcher no longer knows the {} (it was {})",
-                open.kind, open.state
-            );
+            let found = format!("the launcher no longer knows the {} (it was {})", open.kind, open.state);
             self.end(base, State::Undone, &Reason::Recovered { found }, now);
         }
     }
@@ -360,39 +303,19 @@ impl Core {
             return;
         };
         let started = open.started_ms;
-        let size = status
-            .world
-            .iter()
-            .map(|m| m.gpus)
-            .fold(0u32, u32::saturating_add);
+        let size = status.world.iter().map(|m| m.gpus).fold(0u32, u32::saturating_add);
         let final_size = matches!(told.state, State::Settled | State::Released).then_some(size);
         let took = now.wall_ms.saturating_sub(started) / 1000;
         let done = Reason::Done { took };
-        let reason = if told.state == State::Settled {
-            &done
-        } else {
-            &told.reason
-        };
-        let seen = Seen {
-            reason,
-            slices: &told.slices,
-            after: final_size,
-            times: &told.times,
-            now_ms: now.wall_ms,
-        };
-        let advanced = self
-            .resizes
-            .advance(base, told.state, &seen, &mut self.journal);
+        let reason = if told.state == State::Settled { &done } else { &told.reason };
+        let seen = Seen { reason, slices: &told.slices, after: final_size, times: &told.times, now_ms: now.wall_ms };
+        let advanced = self.resizes.advance(base, told.state, &seen, &mut self.journal);
         let ended = self.durable_after(advanced).unwrap_or(false);
         let kind = told.kind;
         if let Some(job) = self.jobs.get_mut(&base) {
             match told.state {
                 State::Undone if ended && kind == Kind::Grow => {
-                    let wait = BACK_OFF
-                        .get(job.failures)
-                        .or(BACK_OFF.last())
-                        .copied()
-                        .unwrap_or(60);
+                    let wait = BACK_OFF.get(job.failures).or(BACK_OFF.last()).copied().unwrap_or(60);
                     job.failures += 1;
                     job.retry_at = Some(now.mono + wait);
                 }
@@ -400,10 +323,7 @@ impl Core {
                 _ => {}
             }
         }
-        if matches!(
-            told.state,
-            State::Released | State::Settled | State::Granted | State::Undone
-        ) {
+        if matches!(told.state, State::Released | State::Settled | State::Granted | State::Undone) {
             self.out.push(Effect::PollSoon);
         }
     }
@@ -420,20 +340,10 @@ impl Core {
                 return false;
             }
             let found = format!("gave way to {} {}", told.kind, told.id);
-            self.end(
-                status.base,
-                State::Undone,
-                &Reason::Recovered { found },
-                now,
-            );
+            self.end(status.base, State::Undone, &Reason::Recovered { found }, now);
         }
         let size: u32 = status.world.iter().map(|m| m.gpus).sum();
-        let going: u32 = status
-            .slices
-            .iter()
-            .filter(|s| told.slices.contains(&s.job))
-            .map(|s| s.gpus)
-            .sum();
+        let going: u32 = status.slices.iter().filter(|s| told.slices.contains(&s.job)).map(|s| s.gpus).sum();
         let resize = Resize {
             id: told.id.clone(),
             base: status.base,
@@ -443,11 +353,7 @@ impl Core {
             order: None,
             slices: told.slices.clone(),
             before: size,
-            after: if told.kind == Kind::Shrink {
-                size.saturating_sub(going)
-            } else {
-                size
-            },
+            after: if told.kind == Kind::Shrink { size.saturating_sub(going) } else { size },
             started_ms: told.times.first().map_or(now.wall_ms, |(_, t)| *t),
         };
         let begun = self.resizes.begin(resize, &told.reason, &mut self.journal);
@@ -461,21 +367,13 @@ impl Core {
                 && r.state == State::Released
                 && r.slices.iter().all(|s| self.view.active(*s).is_none())
         };
-        let confirmed: Vec<(JobId, Millis)> = self
-            .resizes
-            .iter()
-            .filter(gone)
-            .map(|r| (r.base, r.started_ms))
-            .collect();
+        let confirmed: Vec<(JobId, Millis)> =
+            self.resizes.iter().filter(gone).map(|r| (r.base, r.started_ms)).collect();
         for (base, started) in confirmed {
             let took = now.wall_ms.saturating_sub(started) / 1000;
             self.end(base, State::Confirmed, &Reason::Done { took }, now);
         }
-        if self
-            .resizes
-            .iter()
-            .any(|r| r.kind == Kind::Shrink && r.state == State::Released)
-        {
+        if self.resizes.iter().any(|r| r.kind == Kind::Shrink && r.state == State::Released) {
             self.out.push(Effect::PollSoon);
         }
     }
@@ -487,23 +385,11 @@ impl Core {
             Some(record) => !view::holds(record),
             None => asked > heard + 5,
         };
-        let gone: Vec<JobId> = self
-            .jobs
-            .iter()
-            .filter(|(id, j)| ended(id, j.heard))
-            .map(|(id, _)| *id)
-            .collect();
+        let gone: Vec<JobId> = self.jobs.iter().filter(|(id, j)| ended(id, j.heard)).map(|(id, _)| *id).collect();
         for base in gone {
             self.jobs.remove(&base);
             self.notes.remove(&base);
-            self.end(
-                base,
-                State::Undone,
-                &Reason::Failed {
-                    what: "the job has ended".into(),
-                },
-                now,
-            );
+            self.end(base, State::Undone, &Reason::Failed { what: "the job has ended".into() }, now);
         }
         let orphaned: Vec<JobId> = self
             .resizes
@@ -521,10 +407,7 @@ impl Core {
     fn sweep(&mut self, now: Now) {
         let mut orphans: Vec<(JobId, JobId, bool)> = vec![];
         for (slice, mark, record) in self.view.slices() {
-            let base_lives = self
-                .view
-                .active(mark.base)
-                .is_some_and(|b| b.user_id == record.user_id);
+            let base_lives = self.view.active(mark.base).is_some_and(|b| b.user_id == record.user_id);
             let owner = self.jobs.get(&mark.base);
             let owned = owner.is_some_and(|j| {
                 let listed = j.status.slices.iter().any(|s| s.job == slice);
@@ -535,13 +418,11 @@ impl Core {
                 orphans.push((slice, mark.base, base_lives));
             }
         }
-        self.suspects
-            .retain(|job, _| orphans.iter().any(|(o, ..)| o == job));
+        self.suspects.retain(|job, _| orphans.iter().any(|(o, ..)| o == job));
         for (slice, base, base_lives) in orphans {
             let since = *self.suspects.entry(slice).or_insert(now.mono);
             // Slurm says that the base is gone: sure at once. Otherwise the launcher may be about to connect.
-            let base_ended =
-                !base_lives && self.view.jobs.get(&base).is_some_and(|b| !view::holds(b));
+            let base_ended = !base_lives && self.view.jobs.get(&base).is_some_and(|b| !view::holds(b));
             if base_ended || now.mono.saturating_sub(since) >= ORPHAN_AFTER {
                 self.suspects.insert(slice, now.mono);
                 self.cancel(slice, base, Reason::Orphan { slice }, now);
@@ -552,37 +433,16 @@ impl Core {
     fn cancel(&mut self, slice: JobId, base: JobId, reason: Reason, now: Now) {
         let noted = self.journal.note(base, now.wall_ms, &reason);
         self.durable_after(noted);
-        self.out.push(Effect::Cancel {
-            slice,
-            base,
-            reason,
-        });
+        self.out.push(Effect::Cancel { slice, base, reason });
     }
 
     /// Cancelling through Slurm did not work: the agent of a node does it as root.
     pub fn cancel_by_agent(&mut self, slice: JobId, base: JobId, reason: Reason) {
-        let node = self
-            .view
-            .jobs
-            .get(&slice)
-            .and_then(|j| j.nodes.clone())
-            .map(NodeName);
-        let there = node
-            .filter(|n| self.agents.contains_key(n))
-            .or_else(|| self.agents.keys().next().cloned());
+        let node = self.view.jobs.get(&slice).and_then(|j| j.nodes.clone()).map(NodeName);
+        let there = node.filter(|n| self.agents.contains_key(n)).or_else(|| self.agents.keys().next().cloned());
         match there {
-            Some(node) => self.out.push(Effect::Agent(
-                node,
-                peer::ToAgent::Cancel {
-                    slice,
-                    base,
-                    reason,
-                },
-            )),
-            None => tracing::warn!(
-                slice = slice.0,
-                "no right to cancel it and no agent connected: tried again later"
-            ),
+            Some(node) => self.out.push(Effect::Agent(node, peer::ToAgent::Cancel { slice, base, reason })),
+            None => tracing::warn!(slice = slice.0, "no right to cancel it and no agent connected: tried again later"),
         }
     }
 
@@ -593,35 +453,21 @@ impl Core {
         };
         let agents: BTreeSet<NodeName> = self.agents.keys().cloned().collect();
         let owned = |id: &JobId, j: &Job| self.view.active(*id).is_some_and(|r| r.user_id == j.uid);
-        let jobs = self
-            .jobs
-            .iter()
-            .filter(|(id, j)| j.connected && owned(id, j));
+        let jobs = self.jobs.iter().filter(|(id, j)| j.connected && owned(id, j));
         let known = view::Known {
             jobs: jobs.map(|(_, j)| (&j.status, j.retry_at)).collect(),
             resizes: &self.resizes,
             agents: &agents,
             fitting: &self.fitting,
-            wall_to_mono: i64::try_from(now.mono).unwrap_or(0)
-                - i64::try_from(now.wall_ms / 1000).unwrap_or(0),
+            wall_to_mono: i64::try_from(now.mono).unwrap_or(0) - i64::try_from(now.wall_ms / 1000).unwrap_or(0),
         };
         let cluster = view::cluster(&self.view, &known, as_of);
-        let config = pliant_policy::Config {
-            stale_after: self.settings.stale_after,
-            ..Default::default()
-        };
+        let config = pliant_policy::Config { stale_after: self.settings.stale_after, ..Default::default() };
         let plan = pliant_policy::decide(&cluster, &config, now.mono);
-        self.fitting = plan
-            .fitting
-            .iter()
-            .map(|job| (*job, self.fitting.get(job).copied().unwrap_or(now.mono)))
-            .collect();
+        self.fitting =
+            plan.fitting.iter().map(|job| (*job, self.fitting.get(job).copied().unwrap_or(now.mono))).collect();
         self.notes = plan.notes.clone();
-        let silent = self
-            .jobs
-            .iter()
-            .filter(|(_, j)| !j.connected)
-            .map(|(id, _)| *id);
+        let silent = self.jobs.iter().filter(|(_, j)| !j.connected).map(|(id, _)| *id);
         self.notes.extend(silent.map(|id| (id, Reason::NoLauncher)));
         if self.durable {
             self.begin(plan, now);
@@ -636,40 +482,14 @@ impl Core {
         for action in plan.actions {
             let id = OrderId((self.next_id)());
             let (base, order, slices, reason) = match action {
-                Action::Grow {
-                    base,
-                    slices,
-                    reason,
-                } => {
-                    let specs = slices
-                        .into_iter()
-                        .map(|(node, gpus)| SliceSpec { node, gpus })
-                        .collect();
+                Action::Grow { base, slices, reason } => {
+                    let specs = slices.into_iter().map(|(node, gpus)| SliceSpec { node, gpus }).collect();
                     let patience = self.settings.patience;
-                    (
-                        base,
-                        Order::Grow {
-                            id,
-                            slices: specs,
-                            patience,
-                            reason: reason.clone(),
-                        },
-                        vec![],
-                        reason,
-                    )
+                    (base, Order::Grow { id, slices: specs, patience, reason: reason.clone() }, vec![], reason)
                 }
-                Action::Shrink {
-                    base,
-                    slices,
-                    reason,
-                } => {
+                Action::Shrink { base, slices, reason } => {
                     let grace = self.jobs.get(&base).map_or(60, |j| j.status.grace);
-                    let order = Order::Shrink {
-                        id,
-                        slices: slices.clone(),
-                        grace,
-                        reason: reason.clone(),
-                    };
+                    let order = Order::Shrink { id, slices: slices.clone(), grace, reason: reason.clone() };
                     (base, order, slices, reason)
                 }
             };
@@ -683,12 +503,7 @@ impl Core {
             return;
         };
         let lent = |keep: fn(bool) -> bool| -> u32 {
-            job.status
-                .slices
-                .iter()
-                .filter(|s| keep(slices.contains(&s.job)))
-                .map(|s| s.gpus)
-                .sum()
+            job.status.slices.iter().filter(|s| keep(slices.contains(&s.job))).map(|s| s.gpus).sum()
         };
         let before = job.status.base_gpus + lent(|_| true);
         let after = match &order {
@@ -716,34 +531,15 @@ impl Core {
         };
         tracing::info!(job = base.0, kind = %order.kind(), from = before, to = after, order = %order.id(), "{reason}");
         job.sent = now.mono;
-        job.enforce_at =
-            (order.kind() == Kind::Shrink).then_some(now.mono + job.status.grace + ENFORCE_AFTER);
+        job.enforce_at = (order.kind() == Kind::Shrink).then_some(now.mono + job.status.grace + ENFORCE_AFTER);
         let (node, instance) = (job.node.clone(), job.status.instance.clone());
-        self.notes.insert(
-            base,
-            Reason::InFlight {
-                order: order.id().clone(),
-            },
-        );
-        self.out.push(Effect::Agent(
-            node,
-            peer::ToAgent::Order {
-                base,
-                instance,
-                order,
-            },
-        ));
+        self.notes.insert(base, Reason::InFlight { order: order.id().clone() });
+        self.out.push(Effect::Agent(node, peer::ToAgent::Order { base, instance, order }));
     }
 
     /// Ends the open resize of a job, if there is one.
     fn end(&mut self, base: JobId, state: State, reason: &Reason, now: Now) {
-        let seen = Seen {
-            reason,
-            slices: &[],
-            after: None,
-            times: &[],
-            now_ms: now.wall_ms,
-        };
+        let seen = Seen { reason, slices: &[], after: None, times: &[], now_ms: now.wall_ms };
         let ended = self.resizes.advance(base, state, &seen, &mut self.journal);
         self.durable_after(ended);
         if let Some(job) = self.jobs.get_mut(&base) {

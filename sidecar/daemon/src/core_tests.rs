@@ -6,9 +6,7 @@ use crate::view::SlurmView;
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, Locality, Member, OrderId, Reason};
 use pliant_protocol::bridge::{JobRecord, NodeRecord};
-use pliant_protocol::job::{
-    JobStatus, Order, OrderStatus, Progress, SliceMark, SliceStatus, slice_name,
-};
+use pliant_protocol::job::{JobStatus, Order, OrderStatus, Progress, SliceMark, SliceStatus, slice_name};
 use pliant_protocol::peer::ToAgent;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,10 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const UID: u32 = 1000;
 
 fn at(seconds: u64) -> Now {
-    Now {
-        wall_ms: (1_000_000 + seconds) * 1000,
-        mono: 1000 + seconds,
-    }
+    Now { wall_ms: (1_000_000 + seconds) * 1000, mono: 1000 + seconds }
 }
 
 fn id() -> String {
@@ -29,24 +24,9 @@ fn id() -> String {
 
 fn core(dir: &Path) -> Core {
     let journal = Journal::open(&dir.join("journal.sqlite")).unwrap();
-    let mut core = Core::new(
-        Settings {
-            patience: 5,
-            stale_after: 40,
-        },
-        journal,
-        id,
-    )
-    .unwrap();
+    let mut core = Core::new(Settings { patience: 5, stale_after: 40 }, journal, id).unwrap();
     for n in ["n0", "n1"] {
-        core.on_agent(
-            n.into(),
-            Agent {
-                software: String::new(),
-                skew_ms: 0,
-                facts: vec![],
-            },
-        );
+        core.on_agent(n.into(), Agent { software: String::new(), skew_ms: 0, facts: vec![] });
     }
     core
 }
@@ -64,21 +44,11 @@ fn node(name: &str, used: u32) -> NodeRecord {
 }
 
 fn running(job: u32) -> JobRecord {
-    JobRecord {
-        job_id: job,
-        user_id: UID,
-        state: "RUNNING".into(),
-        nodes: Some("n0".into()),
-        ..JobRecord::default()
-    }
+    JobRecord { job_id: job, user_id: UID, state: "RUNNING".into(), nodes: Some("n0".into()), ..JobRecord::default() }
 }
 
 fn slice(job: u32, base: u32, instance: &str) -> JobRecord {
-    let mark = SliceMark {
-        base: JobId(base),
-        instance: instance.into(),
-        token: "t".into(),
-    };
+    let mark = SliceMark { base: JobId(base), instance: instance.into(), token: "t".into() };
     JobRecord {
         name: Some(slice_name(JobId(base))),
         comment: Some(mark.to_string()),
@@ -105,9 +75,7 @@ fn view(jobs: Vec<JobRecord>, used: (u32, u32)) -> SlurmView {
     SlurmView {
         jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
         nodes: vec![node("n0", used.0), node("n1", used.1)],
-        partitions: ["n0", "n1"]
-            .map(|n| (n.into(), vec!["gpu".to_owned()]))
-            .into(),
+        partitions: ["n0", "n1"].map(|n| (n.into(), vec!["gpu".to_owned()])).into(),
     }
 }
 
@@ -127,11 +95,7 @@ fn status(base: u32) -> JobStatus {
         grace: 60,
         ends_at: None,
         generation: 1,
-        world: vec![Member {
-            slice: None,
-            node: "n0".into(),
-            gpus: 2,
-        }],
+        world: vec![Member { slice: None, node: "n0".into(), gpus: 2 }],
         ready: true,
         slices: vec![],
         order: None,
@@ -153,14 +117,7 @@ fn told(id: &OrderId, kind: Kind, state: State, slices: &[u32]) -> OrderStatus {
 }
 
 fn held(job: u32) -> SliceStatus {
-    SliceStatus {
-        job: JobId(job),
-        node: "n1".into(),
-        gpus: 6,
-        cpus: 6,
-        joined: true,
-        leaving: false,
-    }
+    SliceStatus { job: JobId(job), node: "n1".into(), gpus: 6, cpus: 6, joined: true, leaving: false }
 }
 
 fn orders(core: &mut Core) -> Vec<Order> {
@@ -192,28 +149,15 @@ fn growing(dir: &Path) -> (Core, OrderId) {
 }
 
 fn arrows(core: &Core, job: u32) -> Vec<State> {
-    core.journal
-        .history(JobId(job), 100)
-        .unwrap()
-        .iter()
-        .filter_map(|e| e.state)
-        .collect()
+    core.journal.history(JobId(job), 100).unwrap().iter().filter_map(|e| e.state).collect()
 }
 
 #[test]
 fn a_growth_passes_every_arrow_once() {
     let dir = tempfile::tempdir().unwrap();
     let (mut core, id) = growing(dir.path());
-    for state in [
-        State::Requested,
-        State::Granted,
-        State::Granted,
-        State::Joined,
-    ] {
-        let s = JobStatus {
-            order: Some(told(&id, Kind::Grow, state, &[11])),
-            ..status(7)
-        };
+    for state in [State::Requested, State::Granted, State::Granted, State::Joined] {
+        let s = JobStatus { order: Some(told(&id, Kind::Grow, state, &[11])), ..status(7) };
         core.on_status("n0".into(), UID, s, at(2));
         assert!(orders(&mut core).is_empty(), "one resize at a time");
     }
@@ -221,26 +165,15 @@ fn a_growth_passes_every_arrow_once() {
         done: vec![told(&id, Kind::Grow, State::Settled, &[11])],
         slices: vec![held(11)],
         world: vec![
-            Member {
-                slice: None,
-                node: "n0".into(),
-                gpus: 2,
-            },
-            Member {
-                slice: Some(JobId(11)),
-                node: "n1".into(),
-                gpus: 6,
-            },
+            Member { slice: None, node: "n0".into(), gpus: 2 },
+            Member { slice: Some(JobId(11)), node: "n1".into(), gpus: 6 },
         ],
         ..status(7)
     };
     core.on_status("n0".into(), UID, s.clone(), at(3));
     core.on_status("n0".into(), UID, s, at(8));
     use State::*;
-    assert_eq!(
-        arrows(&core, 7),
-        [Proposed, Requested, Granted, Announced, Joined, Settled]
-    );
+    assert_eq!(arrows(&core, 7), [Proposed, Requested, Granted, Announced, Joined, Settled]);
     assert_eq!(core.resizes.len(), 0);
     assert_eq!(core.notes[&JobId(7)], Reason::AtMax { size: 8, max: 8 });
 }
@@ -262,10 +195,7 @@ fn a_restart_takes_up_what_was_open() {
     drop(core_before);
     // The launcher has it already: it goes on from there.
     let mut core1 = core(dir.path());
-    let s = JobStatus {
-        order: Some(told(&id, Kind::Grow, State::Granted, &[11])),
-        ..status(7)
-    };
+    let s = JobStatus { order: Some(told(&id, Kind::Grow, State::Granted, &[11])), ..status(7) };
     core1.on_status("n0".into(), UID, s, at(10));
     assert_eq!(core1.resizes.of(JobId(7)).unwrap().state, State::Granted);
     drop(core1);
@@ -281,10 +211,7 @@ fn a_restart_takes_up_what_was_open() {
 fn a_withdrawn_growth_backs_off() {
     let dir = tempfile::tempdir().unwrap();
     let (mut core, id) = growing(dir.path());
-    let s = JobStatus {
-        done: vec![told(&id, Kind::Grow, State::Undone, &[])],
-        ..status(7)
-    };
+    let s = JobStatus { done: vec![told(&id, Kind::Grow, State::Undone, &[])], ..status(7) };
     core.on_status("n0".into(), UID, s.clone(), at(6));
     core.on_view(view(vec![running(7)], (2, 0)), at(7), at(7));
     assert!(orders(&mut core).is_empty());
@@ -295,20 +222,8 @@ fn a_withdrawn_growth_backs_off() {
 
 fn lent(dir: &Path) -> Core {
     let mut core = core(dir);
-    core.on_view(
-        view(vec![running(7), slice(11, 7, "one")], (2, 6)),
-        at(0),
-        at(0),
-    );
-    core.on_status(
-        "n0".into(),
-        UID,
-        JobStatus {
-            slices: vec![held(11)],
-            ..status(7)
-        },
-        at(1),
-    );
+    core.on_view(view(vec![running(7), slice(11, 7, "one")], (2, 6)), at(0), at(0));
+    core.on_status("n0".into(), UID, JobStatus { slices: vec![held(11)], ..status(7) }, at(1));
     assert!(orders(&mut core).is_empty());
     core
 }
@@ -317,36 +232,17 @@ fn lent(dir: &Path) -> Core {
 fn a_pending_job_gets_its_gpus_and_the_shrink_is_confirmed_by_slurm() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = lent(dir.path());
-    core.on_view(
-        view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)),
-        at(2),
-        at(2),
-    );
+    core.on_view(view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(2), at(2));
     let orders = orders(&mut core);
-    let Order::Shrink {
-        id, slices, grace, ..
-    } = &orders[0]
-    else {
-        panic!("{orders:?}")
-    };
+    let Order::Shrink { id, slices, grace, .. } = &orders[0] else { panic!("{orders:?}") };
     assert_eq!((slices.as_slice(), *grace), ([JobId(11)].as_slice(), 60));
-    let s = JobStatus {
-        done: vec![told(id, Kind::Shrink, State::Released, &[11])],
-        ..status(7)
-    };
+    let s = JobStatus { done: vec![told(id, Kind::Shrink, State::Released, &[11])], ..status(7) };
     core.on_status("n0".into(), UID, s.clone(), at(3));
-    assert_eq!(
-        core.resizes.of(JobId(7)).unwrap().state,
-        State::Released,
-        "Slurm still shows the slice"
-    );
+    assert_eq!(core.resizes.of(JobId(7)).unwrap().state, State::Released, "Slurm still shows the slice");
     core.on_view(view(vec![running(7), wants(20, 14)], (2, 0)), at(4), at(4));
     assert_eq!(core.resizes.len(), 0);
     assert_eq!(arrows(&core, 7).last(), Some(&State::Confirmed));
-    assert!(
-        self::orders(&mut core).is_empty(),
-        "what was released is kept for the job that waits"
-    );
+    assert!(self::orders(&mut core).is_empty(), "what was released is kept for the job that waits");
 }
 
 #[test]
@@ -368,26 +264,16 @@ fn a_script_that_stays_beyond_its_grace_loses_its_slices() {
     core.tick(at(72));
     assert_eq!(cancelled(&mut core), [11]);
     core.tick(at(120));
-    assert!(
-        cancelled(&mut core).is_empty(),
-        "nothing is cancelled on a stale view"
-    );
+    assert!(cancelled(&mut core).is_empty(), "nothing is cancelled on a stale view");
 }
 
 #[test]
 fn slices_without_a_base_are_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = core(dir.path());
-    let ended = JobRecord {
-        state: "CANCELLED".into(),
-        ..running(7)
-    };
+    let ended = JobRecord { state: "CANCELLED".into(), ..running(7) };
     core.on_view(view(vec![ended, slice(11, 7, "one")], (0, 6)), at(0), at(0));
-    assert_eq!(
-        cancelled(&mut core),
-        [11],
-        "Slurm says that the base has ended"
-    );
+    assert_eq!(cancelled(&mut core), [11], "Slurm says that the base has ended");
     // The base runs and nobody has registered: its launcher may be about to.
     let lone = || view(vec![running(7), slice(12, 7, "one")], (2, 6));
     core.on_view(lone(), at(10), at(10));
@@ -401,16 +287,7 @@ fn slices_without_a_base_are_cancelled() {
 fn a_requeued_base_is_another_instance() {
     let dir = tempfile::tempdir().unwrap();
     let (mut core, _) = growing(dir.path());
-    core.on_status(
-        "n0".into(),
-        UID,
-        JobStatus {
-            instance: "two".into(),
-            ready: false,
-            ..status(7)
-        },
-        at(5),
-    );
+    core.on_status("n0".into(), UID, JobStatus { instance: "two".into(), ready: false, ..status(7) }, at(5));
     assert_eq!(core.resizes.len(), 0);
     let v = || view(vec![running(7), slice(11, 7, "one")], (2, 6));
     core.on_view(v(), at(6), at(6));
@@ -442,23 +319,15 @@ fn a_journal_that_takes_no_writes_stops_new_resizes_only() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = core(dir.path());
     let other = rusqlite::Connection::open(dir.path().join("journal.sqlite")).unwrap();
-    other
-        .execute_batch("ALTER TABLE events RENAME TO gone")
-        .unwrap();
+    other.execute_batch("ALTER TABLE events RENAME TO gone").unwrap();
     core.on_view(view(vec![running(7)], (2, 0)), at(0), at(0));
     core.on_status("n0".into(), UID, status(7), at(1));
     assert!(orders(&mut core).is_empty() && !core.durable);
     assert_eq!(core.jobs.len(), 1);
-    other
-        .execute_batch("ALTER TABLE gone RENAME TO events")
-        .unwrap();
+    other.execute_batch("ALTER TABLE gone RENAME TO events").unwrap();
     core.on_view(view(vec![running(7)], (2, 0)), at(2), at(2));
     core.on_view(view(vec![running(7)], (2, 0)), at(3), at(3));
-    assert_eq!(
-        orders(&mut core).len(),
-        1,
-        "and they begin again when it does"
-    );
+    assert_eq!(orders(&mut core).len(), 1, "and they begin again when it does");
 }
 
 #[test]
@@ -473,17 +342,7 @@ fn a_preemption_by_slurm_is_adopted() {
     };
     core.on_status("n0".into(), UID, s, at(2));
     let open = core.resizes.of(JobId(7)).unwrap();
-    assert_eq!(
-        (open.id.clone(), open.state, open.before),
-        (own, State::Announced, 2)
-    );
-    core.on_view(
-        view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)),
-        at(3),
-        at(3),
-    );
-    assert!(
-        orders(&mut core).is_empty(),
-        "nothing else is taken from that job meanwhile"
-    );
+    assert_eq!((open.id.clone(), open.state, open.before), (own, State::Announced, 2));
+    core.on_view(view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(3), at(3));
+    assert!(orders(&mut core).is_empty(), "nothing else is taken from that job meanwhile");
 }

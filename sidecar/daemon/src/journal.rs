@@ -103,10 +103,7 @@ impl Journal {
     }
 
     fn prune(&self) -> Result<()> {
-        self.db.execute(
-            "DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?1",
-            [MAX_EVENTS],
-        )?;
+        self.db.execute("DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?1", [MAX_EVENTS])?;
         self.db.execute(
             "DELETE FROM resizes WHERE open = 0 AND id NOT IN (SELECT id FROM events WHERE id IS NOT NULL)",
             [],
@@ -160,15 +157,7 @@ impl Journal {
     /// # Errors
     /// When it is not durable.
     pub fn note(&mut self, job: JobId, at_ms: Millis, reason: &Reason) -> Result<()> {
-        let event = Event {
-            at_ms,
-            job,
-            order: None,
-            kind: None,
-            state: None,
-            gpus: None,
-            reason: reason.clone(),
-        };
+        let event = Event { at_ms, job, order: None, kind: None, state: None, gpus: None, reason: reason.clone() };
         insert(&self.db, &event)
     }
 
@@ -183,27 +172,13 @@ impl Journal {
         )?;
         let rows = q.query_map([], |r| {
             Ok((
-                (
-                    r.get::<_, String>(0)?,
-                    r.get::<_, u32>(1)?,
-                    r.get::<_, String>(2)?,
-                    r.get::<_, String>(3)?,
-                ),
-                (
-                    r.get::<_, String>(4)?,
-                    r.get::<_, Option<String>>(5)?,
-                    r.get::<_, String>(6)?,
-                ),
-                (
-                    r.get::<_, u32>(7)?,
-                    r.get::<_, u32>(8)?,
-                    r.get::<_, i64>(9)?,
-                ),
+                (r.get::<_, String>(0)?, r.get::<_, u32>(1)?, r.get::<_, String>(2)?, r.get::<_, String>(3)?),
+                (r.get::<_, String>(4)?, r.get::<_, Option<String>>(5)?, r.get::<_, String>(6)?),
+                (r.get::<_, u32>(7)?, r.get::<_, u32>(8)?, r.get::<_, i64>(9)?),
             ))
         })?;
         rows.map(|row| {
-            let ((id, base, instance, kind), (state, order, slices), (before, after, started)) =
-                row?;
+            let ((id, base, instance, kind), (state, order, slices), (before, after, started)) = row?;
             Ok(Resize {
                 id: OrderId(id),
                 base: JobId(base),
@@ -231,20 +206,9 @@ impl Journal {
         )?;
         let rows = q.query_map(params![job.0, limit], |r| {
             Ok((
-                (
-                    r.get::<_, i64>(0)?,
-                    r.get::<_, u32>(1)?,
-                    r.get::<_, Option<String>>(2)?,
-                ),
-                (
-                    r.get::<_, Option<String>>(3)?,
-                    r.get::<_, Option<String>>(4)?,
-                ),
-                (
-                    r.get::<_, Option<u32>>(5)?,
-                    r.get::<_, Option<u32>>(6)?,
-                    r.get::<_, String>(7)?,
-                ),
+                (r.get::<_, i64>(0)?, r.get::<_, u32>(1)?, r.get::<_, Option<String>>(2)?),
+                (r.get::<_, Option<String>>(3)?, r.get::<_, Option<String>>(4)?),
+                (r.get::<_, Option<u32>>(5)?, r.get::<_, Option<u32>>(6)?, r.get::<_, String>(7)?),
             ))
         })?;
         let mut events = rows
@@ -270,9 +234,7 @@ impl Journal {
     /// # Errors
     /// When the journal cannot be read.
     pub fn knows(&self, id: &OrderId) -> Result<bool> {
-        let mut q = self
-            .db
-            .prepare_cached("SELECT 1 FROM resizes WHERE id = ?1")?;
+        let mut q = self.db.prepare_cached("SELECT 1 FROM resizes WHERE id = ?1")?;
         Ok(q.query_row([&id.0], |_| Ok(())).optional()?.is_some())
     }
 
@@ -282,7 +244,9 @@ impl Journal {
     /// When it does not.
     pub fn probe(&mut self) -> Result<()> {
         let tx = self.db.transaction()?;
-        tx.execute_batch("CREATE TABLE IF NOT EXISTS probe (n INTEGER) STRICT; DELETE FROM probe; INSERT INTO probe VALUES (1);")?;
+        tx.execute_batch(
+            "CREATE TABLE IF NOT EXISTS probe (n INTEGER) STRICT; DELETE FROM probe; INSERT INTO probe VALUES (1);",
+        )?;
         Ok(tx.commit()?)
     }
 }
@@ -337,20 +301,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.sqlite");
         let mut j = Journal::open(&path).unwrap();
-        j.record(&resize("a", State::Proposed), 5, &Reason::NotReady)
-            .unwrap();
-        j.record(&resize("a", State::Granted), 6, &Reason::NotReady)
-            .unwrap();
-        j.record(&resize("b", State::Settled), 7, &Reason::Done { took: 1 })
-            .unwrap();
+        j.record(&resize("a", State::Proposed), 5, &Reason::NotReady).unwrap();
+        j.record(&resize("a", State::Granted), 6, &Reason::NotReady).unwrap();
+        j.record(&resize("b", State::Settled), 7, &Reason::Done { took: 1 }).unwrap();
         drop(j);
         let j = Journal::open(&path).unwrap();
         assert_eq!(j.open_resizes().unwrap(), [resize("a", State::Granted)]);
         let history = j.history(JobId(7), 2).unwrap();
-        assert_eq!(
-            history.iter().map(|e| e.state).collect::<Vec<_>>(),
-            [Some(State::Granted), Some(State::Settled)]
-        );
+        assert_eq!(history.iter().map(|e| e.state).collect::<Vec<_>>(), [Some(State::Granted), Some(State::Settled)]);
         assert!(j.knows(&OrderId("a".into())).unwrap() && !j.knows(&OrderId("c".into())).unwrap());
     }
 
@@ -359,13 +317,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.sqlite");
         drop(Journal::open(&path).unwrap());
-        Connection::open(&path)
-            .unwrap()
-            .pragma_update(None, "user_version", 99)
-            .unwrap();
-        assert!(matches!(
-            Journal::open(&path),
-            Err(JournalError::Later { found: 99 })
-        ));
+        Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        assert!(matches!(Journal::open(&path), Err(JournalError::Later { found: 99 })));
     }
 }

@@ -45,35 +45,17 @@ struct Arguments {
 #[derive(Debug)]
 enum Input {
     /// Slurm has answered.
-    View {
-        view: Box<view::SlurmView>,
-        asked: Now,
-    },
+    View { view: Box<view::SlurmView>, asked: Now },
     /// A slice was cancelled, or not.
-    CancelDone {
-        cancel: slurm::Cancel,
-        failed: Option<String>,
-    },
+    CancelDone { cancel: slurm::Cancel, failed: Option<String> },
     /// An agent has connected.
-    Agent {
-        connection: u64,
-        node: NodeName,
-        agent: Agent,
-        orders: mpsc::Sender<ToAgent>,
-    },
+    Agent { connection: u64, node: NodeName, agent: Agent, orders: mpsc::Sender<ToAgent> },
     /// It says something.
-    FromAgent {
-        connection: u64,
-        message: Box<FromAgent>,
-    },
+    FromAgent { connection: u64, message: Box<FromAgent> },
     /// Its connection is closed.
     AgentGone { connection: u64 },
     /// `pliant` asks.
-    Admin {
-        uid: u32,
-        request: Request,
-        back: oneshot::Sender<Reply>,
-    },
+    Admin { uid: u32, request: Request, back: oneshot::Sender<Reply> },
     /// Whether we have operator rights.
     Operator(Option<bool>),
     /// A second has passed.
@@ -85,19 +67,13 @@ static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// The time: wall clock for people, seconds since the start (plus one day, so that differences never fall below
 /// zero) for intervals.
 fn now() -> Now {
-    let wall = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Now {
-        wall_ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
-        mono: STARTED.elapsed().as_secs() + 86_400,
-    }
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now { wall_ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX), mono: STARTED.elapsed().as_secs() + 86_400 }
 }
 
 fn random_id() -> String {
     let mut bytes = [0u8; 8];
-    let read =
-        File::open("/dev/urandom").and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
+    let read = File::open("/dev/urandom").and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
     if read.is_err() {
         bytes = now().wall_ms.to_ne_bytes();
     }
@@ -109,24 +85,17 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let config = Config::find(arguments.config.as_deref())?;
     let _scenario = cfg!(feature = "failpoints").then(fail::FailScenario::setup);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(config))
 }
 
 /// Holds the state directory: a second pliantd refuses to start.
 fn lock(config: &Config) -> anyhow::Result<File> {
     let dir = &config.daemon.state_dir;
-    std::fs::create_dir_all(dir)
-        .with_context(|| format!("make daemon.state_dir {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("make daemon.state_dir {}", dir.display()))?;
     let path = dir.join("lock");
     let file = File::create(&path).with_context(|| format!("open {}", path.display()))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
@@ -137,10 +106,7 @@ fn lock(config: &Config) -> anyhow::Result<File> {
 async fn run(config: Config) -> anyhow::Result<()> {
     let _lock = lock(&config)?;
     let journal = journal::Journal::open(&config.daemon.state_dir.join("journal.sqlite"))?;
-    let settings = Settings {
-        patience: config.daemon.patience,
-        stale_after: config.daemon.stale_after,
-    };
+    let settings = Settings { patience: config.daemon.patience, stale_after: config.daemon.stale_after };
     let core = Core::new(settings, journal, random_id)?;
     let admin = admin::bind(&config.daemon.socket)?;
     let listener = tokio::net::TcpListener::bind(&config.daemon.listen)
@@ -149,13 +115,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (inputs, mailbox) = mpsc::channel(1024);
     let (cancels, to_cancel) = mpsc::channel(256);
     let soon = Arc::new(Notify::new());
-    let me = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    let munge = agents::Munge {
-        socket: config.slurm.munge_socket.clone(),
-    };
+    let me = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let munge = agents::Munge { socket: config.slurm.munge_socket.clone() };
     let port = slurm::Port {
         bridge: config.daemon.bridge.clone(),
         conf: config.slurm.conf.clone(),
@@ -163,31 +124,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     };
     tokio::spawn(admin::serve(admin, inputs.clone()));
     tokio::spawn(agents::listen(listener, munge, me, inputs.clone()));
-    tokio::spawn(slurm::run(
-        port,
-        Arc::clone(&soon),
-        to_cancel,
-        inputs.clone(),
-    ));
+    tokio::spawn(slurm::run(port, Arc::clone(&soon), to_cancel, inputs.clone()));
     tokio::spawn(watch_rights(config.slurm.conf.clone(), inputs.clone()));
     tokio::spawn(tick(inputs));
-    tracing::info!(
-        "pliantd {} on {}",
-        pliant_protocol::SOFTWARE,
-        config.daemon.listen
-    );
-    let reactor = Reactor {
-        core,
-        connections: BTreeMap::new(),
-        cancels,
-        soon,
-        operator: None,
-        since: now().wall_ms / 1000,
-    };
-    let (mut term, mut int) = (
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-    );
+    tracing::info!("pliantd {} on {}", pliant_protocol::SOFTWARE, config.daemon.listen);
+    let reactor =
+        Reactor { core, connections: BTreeMap::new(), cancels, soon, operator: None, since: now().wall_ms / 1000 };
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         () = reactor.run(mailbox) => {}
         _ = term.recv() => tracing::info!("ends on SIGTERM; jobs go on"),
@@ -211,11 +154,7 @@ async fn tick(inputs: mpsc::Sender<Input>) {
 /// Asks for our rights at the start and every ten minutes.
 async fn watch_rights(conf: PathBuf, inputs: mpsc::Sender<Input>) {
     loop {
-        if inputs
-            .send(Input::Operator(slurm::operator(&conf).await))
-            .await
-            .is_err()
-        {
+        if inputs.send(Input::Operator(slurm::operator(&conf).await)).await.is_err() {
             return;
         }
         tokio::time::sleep(Duration::from_secs(600)).await;
@@ -246,43 +185,24 @@ impl Reactor {
         let now = now();
         match input {
             Input::View { view, asked } => self.core.on_view(*view, asked, now),
-            Input::CancelDone {
-                cancel,
-                failed: Some(why),
-            } => {
-                tracing::info!(
-                    slice = cancel.slice.0,
-                    "not cancelled through Slurm ({why}), asking an agent"
-                );
-                self.core
-                    .cancel_by_agent(cancel.slice, cancel.base, cancel.reason);
+            Input::CancelDone { cancel, failed: Some(why) } => {
+                tracing::info!(slice = cancel.slice.0, "not cancelled through Slurm ({why}), asking an agent");
+                self.core.cancel_by_agent(cancel.slice, cancel.base, cancel.reason);
             }
             Input::CancelDone { .. } => self.soon.notify_one(),
-            Input::Agent {
-                connection,
-                node,
-                agent,
-                orders,
-            } => {
+            Input::Agent { connection, node, agent, orders } => {
                 self.connections.retain(|_, (n, _)| *n != node);
                 self.connections.insert(connection, (node.clone(), orders));
                 self.core.on_agent(node, agent);
             }
-            Input::FromAgent {
-                connection,
-                message,
-            } => {
+            Input::FromAgent { connection, message } => {
                 let Some((node, _)) = self.connections.get(&connection) else {
                     return;
                 };
                 match *message {
-                    FromAgent::Status { uid, status } => {
-                        self.core.on_status(node.clone(), uid, *status, now)
-                    }
+                    FromAgent::Status { uid, status } => self.core.on_status(node.clone(), uid, *status, now),
                     FromAgent::Gone { base, instance } => self.core.on_gone(base, &instance, now),
-                    FromAgent::Cancelled { slice, reason } => {
-                        self.core.on_cancelled(slice, &reason, now)
-                    }
+                    FromAgent::Cancelled { slice, reason } => self.core.on_cancelled(slice, &reason, now),
                     FromAgent::Hello { .. } | FromAgent::Pong { .. } => {}
                 }
             }
@@ -293,14 +213,8 @@ impl Reactor {
             }
             Input::Admin { uid, request, back } => {
                 let own = rustix::process::geteuid().as_raw();
-                let asker = answers::Asker {
-                    uid,
-                    privileged: uid == 0 || uid == own,
-                };
-                let process = answers::Process {
-                    since: self.since,
-                    operator: self.operator,
-                };
+                let asker = answers::Asker { uid, privileged: uid == 0 || uid == own };
+                let process = answers::Process { since: self.since, operator: self.operator };
                 let _ = back.send(answers::answer(&self.core, asker, &request, process, now));
             }
             Input::Operator(found) => self.operator = found,
@@ -316,22 +230,13 @@ impl Reactor {
                     tracing::warn!(%node, "agent not connected or not reading: sent again later");
                 }
             }
-            Effect::Cancel {
-                slice,
-                base,
-                reason,
-            } => {
+            Effect::Cancel { slice, base, reason } => {
                 tracing::info!(slice = slice.0, job = base.0, "cancelled: {reason}");
-                let cancel = slurm::Cancel {
-                    slice,
-                    base,
-                    reason,
-                };
+                let cancel = slurm::Cancel { slice, base, reason };
                 if self.operator == Some(true) {
                     let _ = self.cancels.try_send(cancel);
                 } else {
-                    self.core
-                        .cancel_by_agent(cancel.slice, cancel.base, cancel.reason);
+                    self.core.cancel_by_agent(cancel.slice, cancel.base, cancel.reason);
                     for effect in self.core.take_effects() {
                         self.act(effect);
                     }

@@ -18,13 +18,7 @@ impl Resizes {
     /// # Errors
     /// When the journal cannot be read.
     pub fn restore(journal: &Journal) -> Result<Resizes, JournalError> {
-        Ok(Resizes {
-            open: journal
-                .open_resizes()?
-                .into_iter()
-                .map(|r| (r.base, r))
-                .collect(),
-        })
+        Ok(Resizes { open: journal.open_resizes()?.into_iter().map(|r| (r.base, r)).collect() })
     }
 
     /// The resize of a job.
@@ -46,12 +40,7 @@ impl Resizes {
     ///
     /// # Errors
     /// When it is not durable; it is not open then.
-    pub fn begin(
-        &mut self,
-        resize: Resize,
-        reason: &Reason,
-        journal: &mut Journal,
-    ) -> Result<(), JournalError> {
+    pub fn begin(&mut self, resize: Resize, reason: &Reason, journal: &mut Journal) -> Result<(), JournalError> {
         record(&resize, resize.started_ms, reason, journal)?;
         if !resize.state.is_final() {
             self.open.insert(resize.base, resize);
@@ -81,22 +70,10 @@ impl Resizes {
             resize.after = after;
         }
         let undone = [State::Undone];
-        let arrows = if to == State::Undone {
-            &undone
-        } else {
-            resize.kind.between(resize.state, to)
-        };
+        let arrows = if to == State::Undone { &undone } else { resize.kind.between(resize.state, to) };
         for &state in arrows {
-            let at = seen
-                .times
-                .iter()
-                .rev()
-                .find(|(s, _)| *s == state)
-                .map_or(seen.now_ms, |(_, t)| *t);
-            let next = Resize {
-                state,
-                ..resize.clone()
-            };
+            let at = seen.times.iter().rev().find(|(s, _)| *s == state).map_or(seen.now_ms, |(_, t)| *t);
+            let next = Resize { state, ..resize.clone() };
             record(&next, at, seen.reason, journal)?;
             *resize = next;
         }
@@ -125,12 +102,7 @@ pub struct Seen<'a> {
 
 /// Writes one arrow, with a fail point on each side of the write: `before` is a crash with the arrow not durable,
 /// `after` one with the arrow durable and not yet acted on.
-fn record(
-    resize: &Resize,
-    at_ms: Millis,
-    reason: &Reason,
-    journal: &mut Journal,
-) -> Result<(), JournalError> {
+fn record(resize: &Resize, at_ms: Millis, reason: &Reason, journal: &mut Journal) -> Result<(), JournalError> {
     crash_if_asked(resize.kind, resize.state, "before");
     journal.record(resize, at_ms, reason)?;
     crash_if_asked(resize.kind, resize.state, "after");
@@ -142,10 +114,7 @@ fn crash_if_asked(kind: Kind, state: State, side: &str) {
         let name = format!("{kind}::{state}::{side}");
         // Not a panic: the process must be gone as by kill -9, with nothing unwound and nothing flushed.
         let _ = fail::eval(&name, |_| {
-            let _ = rustix::process::kill_process(
-                rustix::process::getpid(),
-                rustix::process::Signal::KILL,
-            );
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         });
     }
 }

@@ -60,46 +60,28 @@ struct Bridge {
 impl Bridge {
     fn start(port: &Port) -> anyhow::Result<Bridge> {
         let mut command = Command::new(&port.bridge);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         if !port.conf.as_os_str().is_empty() {
             command.env("SLURM_CONF", &port.conf);
         }
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("start the bridge {}", port.bridge.display()))?;
+        let mut child = command.spawn().with_context(|| format!("start the bridge {}", port.bridge.display()))?;
         let to = child.stdin.take().context("no stdin")?;
         let from = child.stdout.take().context("no stdout")?;
-        Ok(Bridge {
-            _child: child,
-            to,
-            from,
-            next: 1,
-            partitions: None,
-        })
+        Ok(Bridge { _child: child, to, from, next: 1, partitions: None })
     }
 
     async fn ask(&mut self, ask: Ask) -> anyhow::Result<Answer> {
-        timeout(DEADLINE, self.exchange(ask))
-            .await
-            .context("the bridge did not answer in time")?
+        timeout(DEADLINE, self.exchange(ask)).await.context("the bridge did not answer in time")?
     }
 
     async fn exchange(&mut self, ask: Ask) -> anyhow::Result<Answer> {
         let id = self.next;
         self.next += 1;
-        self.to
-            .write_all(&codec::encode(&Request { id, ask })?)
-            .await?;
+        self.to.write_all(&codec::encode(&Request { id, ask })?).await?;
         self.to.flush().await?;
         let length = self.from.read_u32().await.context("the bridge has ended")?;
         let size = usize::try_from(length)?;
-        ensure!(
-            (1..=codec::MAX_BRIDGE_FRAME).contains(&size),
-            "the bridge announced {length} bytes"
-        );
+        ensure!((1..=codec::MAX_BRIDGE_FRAME).contains(&size), "the bridge announced {length} bytes");
         let mut payload = vec![0; size];
         self.from.read_exact(&mut payload).await?;
         let reply: Reply = codec::decode(&payload)?;
@@ -109,11 +91,7 @@ impl Bridge {
 
     /// Partitions hardly ever change: asked for once a minute.
     async fn partitions(&mut self) -> anyhow::Result<BTreeMap<NodeName, Vec<String>>> {
-        if let Some((_, known)) = self
-            .partitions
-            .as_ref()
-            .filter(|(at, _)| at.elapsed() < PARTITIONS_EVERY)
-        {
+        if let Some((_, known)) = self.partitions.as_ref().filter(|(at, _)| at.elapsed() < PARTITIONS_EVERY) {
             return Ok(known.clone());
         }
         let found = match self.ask(Ask::Partitions).await? {
@@ -134,31 +112,19 @@ impl Bridge {
             other => bail!("nodes: {}", refusal(&other)),
         };
         let partitions = self.partitions().await?;
-        Ok(SlurmView {
-            partitions,
-            jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
-            nodes,
-        })
+        Ok(SlurmView { partitions, jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(), nodes })
     }
 }
 
 fn refusal(answer: &Answer) -> String {
     match answer {
         Answer::Error { errno, text } => format!("{text} ({errno})"),
-        other => format!("unexpected answer {other:?}")
-            .chars()
-            .take(200)
-            .collect(),
+        other => format!("unexpected answer {other:?}").chars().take(200).collect(),
     }
 }
 
 /// Runs the port for ever: looks every interval and when `soon` is notified, and cancels what is asked for.
-pub async fn run(
-    port: Port,
-    soon: Arc<Notify>,
-    mut cancels: mpsc::Receiver<Cancel>,
-    inputs: mpsc::Sender<Input>,
-) {
+pub async fn run(port: Port, soon: Arc<Notify>, mut cancels: mpsc::Receiver<Cancel>, inputs: mpsc::Sender<Input>) {
     let interval = Duration::from_secs(port.interval);
     let mut bridge: Option<Bridge> = None;
     let mut failures = 0u32;
@@ -189,14 +155,7 @@ pub async fn run(
                     tracing::info!("Slurm answers again");
                 }
                 failures = 0;
-                if inputs
-                    .send(Input::View {
-                        view: Box::new(view),
-                        asked,
-                    })
-                    .await
-                    .is_err()
-                {
+                if inputs.send(Input::View { view: Box::new(view), asked }).await.is_err() {
                     return;
                 }
             }
@@ -224,11 +183,7 @@ fn opened<'a>(port: &Port, bridge: &'a mut Option<Bridge>) -> anyhow::Result<&'a
 
 async fn end(port: &Port, bridge: &mut Option<Bridge>, cancel: &Cancel) -> anyhow::Result<()> {
     let reason = Some(cancel.reason.to_string());
-    let ask = Ask::Cancel {
-        job: cancel.slice.to_string(),
-        signal: None,
-        reason,
-    };
+    let ask = Ask::Cancel { job: cancel.slice.to_string(), signal: None, reason };
     let answer = opened(port, bridge)?.ask(ask).await;
     match answer {
         Ok(Answer::Done) => Ok(()),
@@ -246,22 +201,14 @@ pub async fn operator(conf: &std::path::Path) -> Option<bool> {
     let name = rustix::process::geteuid().as_raw();
     let user = crate::users::name(name)?;
     let mut command = Command::new("sacctmgr");
-    command
-        .args(["-nP", "show", "user", &user, "format=adminlevel"])
-        .kill_on_drop(true)
-        .stdin(Stdio::null());
+    command.args(["-nP", "show", "user", &user, "format=adminlevel"]).kill_on_drop(true).stdin(Stdio::null());
     if !conf.as_os_str().is_empty() {
         command.env("SLURM_CONF", conf);
     }
-    let output = timeout(Duration::from_secs(10), command.output())
-        .await
-        .ok()?
-        .ok()?;
+    let output = timeout(Duration::from_secs(10), command.output()).await.ok()?.ok()?;
     if !output.status.success() {
         return None;
     }
-    let level = String::from_utf8_lossy(&output.stdout)
-        .trim()
-        .to_lowercase();
+    let level = String::from_utf8_lossy(&output.stdout).trim().to_lowercase();
     Some(level.starts_with("oper") || level.starts_with("admin"))
 }

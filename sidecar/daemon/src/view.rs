@@ -4,8 +4,7 @@ use crate::resizes::Resizes;
 use pliant_model::cluster::GpuDemand;
 use pliant_model::resize::Kind;
 use pliant_model::{
-    Cluster, Demand, GpuCount, Group, JobId, Node, NodeName, PendingJob, Seconds, Slice, gres,
-    hostlist,
+    Cluster, Demand, GpuCount, Group, JobId, Node, NodeName, PendingJob, Seconds, Slice, gres, hostlist,
 };
 use pliant_protocol::bridge::{JobRecord, NodeRecord, PartitionRecord};
 use pliant_protocol::job::{JobStatus, Order, SliceMark};
@@ -26,12 +25,7 @@ pub struct SlurmView {
 pub fn by_node(partitions: &[PartitionRecord]) -> BTreeMap<NodeName, Vec<String>> {
     let mut all: BTreeMap<NodeName, Vec<String>> = BTreeMap::new();
     for p in partitions.iter().filter(|p| p.state == "UP") {
-        for node in p
-            .nodes
-            .as_deref()
-            .and_then(|n| hostlist::expand(n).ok())
-            .unwrap_or_default()
-        {
+        for node in p.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default() {
             all.entry(node).or_default().push(p.name.clone());
         }
     }
@@ -55,8 +49,7 @@ impl SlurmView {
 
 /// Whether a job holds resources: running, suspended, or completing.
 pub fn holds(job: &JobRecord) -> bool {
-    matches!(job.state.as_str(), "RUNNING" | "SUSPENDED")
-        || job.flags.iter().any(|f| f == "COMPLETING")
+    matches!(job.state.as_str(), "RUNNING" | "SUSPENDED") || job.flags.iter().any(|f| f == "COMPLETING")
 }
 
 /// The mark of a slice. Only a job that also bears the name of one counts: the comment is the user's.
@@ -82,29 +75,12 @@ pub struct Known<'a> {
 
 /// Builds the cluster of one decision. `as_of` is in monotonic seconds.
 pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
-    let mut nodes: Vec<Node> = view
-        .nodes
-        .iter()
-        .map(|n| node(n, view, known.agents))
-        .collect();
+    let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, view, known.agents)).collect();
     book_unseen(&mut nodes, view, known);
-    let mut pending: Vec<PendingJob> = view
-        .jobs
-        .values()
-        .filter_map(|j| pending(j, known.fitting))
-        .collect();
+    let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, known.fitting)).collect();
     pending.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.job));
-    let groups = known
-        .jobs
-        .iter()
-        .map(|(status, retry_at)| group(status, *retry_at, view, known))
-        .collect();
-    Cluster {
-        as_of,
-        nodes,
-        pending,
-        groups,
-    }
+    let groups = known.jobs.iter().map(|(status, retry_at)| group(status, *retry_at, view, known)).collect();
+    Cluster { as_of, nodes, pending, groups }
 }
 
 fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
@@ -133,24 +109,12 @@ fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
     let name = NodeName(n.name.clone());
     let gpus = n.gres.as_deref().map_or(0, gres::gpu_total);
     let used = n.gres_used.as_deref().map_or(0, gres::gpu_total);
-    let kinds: BTreeSet<String> = n
-        .gres
-        .as_deref()
-        .map(gres::gpus)
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|g| g.kind)
-        .collect();
+    let kinds: BTreeSet<String> =
+        n.gres.as_deref().map(gres::gpus).unwrap_or_default().into_iter().filter_map(|g| g.kind).collect();
     let cpus_free = n.cpus_alloc.map_or(0, |used| n.cpus.saturating_sub(used));
-    let usable =
-        matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED") && !n.flags.iter().any(bad);
+    let usable = matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED") && !n.flags.iter().any(bad);
     let words = |text: &Option<String>| {
-        text.as_deref()
-            .unwrap_or("")
-            .split(',')
-            .filter(|w| !w.is_empty())
-            .map(str::to_owned)
-            .collect()
+        text.as_deref().unwrap_or("").split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect()
     };
     Node {
         gpus,
@@ -162,9 +126,7 @@ fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
         empty: n.state == "IDLE" && used == 0,
         partitions: view.partitions.get(&name).cloned().unwrap_or_default(),
         features: words(&n.features),
-        kind: (kinds.len() == 1)
-            .then(|| kinds.into_iter().next())
-            .flatten(),
+        kind: (kinds.len() == 1).then(|| kinds.into_iter().next()).flatten(),
         name,
     }
 }
@@ -179,48 +141,25 @@ fn book_unseen(nodes: &mut [Node], view: &SlurmView, known: &Known<'_>) {
         }
     };
     for (status, _) in &known.jobs {
-        for s in status
-            .slices
-            .iter()
-            .filter(|s| view.active(s.job).is_none())
-        {
+        for s in status.slices.iter().filter(|s| view.active(s.job).is_none()) {
             book(&s.node, s.gpus, s.cpus);
         }
-        let Some(Order::Grow { slices, .. }) =
-            known.resizes.of(status.base).and_then(|r| r.order.as_ref())
-        else {
+        let Some(Order::Grow { slices, .. }) = known.resizes.of(status.base).and_then(|r| r.order.as_ref()) else {
             continue;
         };
         let granted = |spec: &NodeName| {
-            let of_order = known
-                .resizes
-                .of(status.base)
-                .map(|r| r.slices.as_slice())
-                .unwrap_or_default();
-            status
-                .slices
-                .iter()
-                .any(|s| s.node == *spec && of_order.contains(&s.job))
+            let of_order = known.resizes.of(status.base).map(|r| r.slices.as_slice()).unwrap_or_default();
+            status.slices.iter().any(|s| s.node == *spec && of_order.contains(&s.job))
         };
         for spec in slices.iter().filter(|s| !granted(&s.node)) {
-            book(
-                &spec.node,
-                spec.gpus,
-                spec.gpus.saturating_mul(status.cpus_per_gpu),
-            );
+            book(&spec.node, spec.gpus, spec.gpus.saturating_mul(status.cpus_per_gpu));
         }
     }
 }
 
-fn group(
-    status: &JobStatus,
-    retry_at: Option<Seconds>,
-    view: &SlurmView,
-    known: &Known<'_>,
-) -> Group {
+fn group(status: &JobStatus, retry_at: Option<Seconds>, view: &SlurmView, known: &Known<'_>) -> Group {
     let resize = known.resizes.of(status.base);
-    let leaving =
-        |job: JobId| resize.is_some_and(|r| r.kind == Kind::Shrink && r.slices.contains(&job));
+    let leaving = |job: JobId| resize.is_some_and(|r| r.kind == Kind::Shrink && r.slices.contains(&job));
     let mut slices: Vec<Slice> = status
         .slices
         .iter()
@@ -233,21 +172,14 @@ fn group(
         })
         .collect();
     // Released, and Slurm still shows it: its GPUs are on their way and not free yet.
-    for job in resize
-        .filter(|r| r.kind == Kind::Shrink)
-        .map(|r| r.slices.as_slice())
-        .unwrap_or_default()
-    {
+    for job in resize.filter(|r| r.kind == Kind::Shrink).map(|r| r.slices.as_slice()).unwrap_or_default() {
         let known_here = slices.iter().any(|s| s.job == *job);
         if let (false, Some(record)) = (known_here, view.active(*job)) {
             slices.extend(slice_of(*job, record));
         }
     }
     let mono = |t: Seconds| {
-        i64::try_from(t)
-            .ok()
-            .and_then(|t| t.checked_add(known.wall_to_mono))
-            .map(|t| t.max(0).unsigned_abs())
+        i64::try_from(t).ok().and_then(|t| t.checked_add(known.wall_to_mono)).map(|t| t.max(0).unsigned_abs())
     };
     Group {
         base: status.base,
@@ -261,28 +193,17 @@ fn group(
         locality: status.locality,
         slices,
         ready: status.ready,
-        in_flight: resize
-            .map(|r| r.id.clone())
-            .or_else(|| status.order.as_ref().map(|o| o.id.clone())),
+        in_flight: resize.map(|r| r.id.clone()).or_else(|| status.order.as_ref().map(|o| o.id.clone())),
         retry_at,
         ends_at: status.ends_at.and_then(mono),
     }
 }
 
 fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
-    let node = hostlist::expand(record.nodes.as_deref()?)
-        .ok()?
-        .into_iter()
-        .next()?;
+    let node = hostlist::expand(record.nodes.as_deref()?).ok()?.into_iter().next()?;
     let gpus = record.tres_alloc.as_deref().and_then(gres::tres_gpus);
     let detail: GpuCount = record.gres_detail.iter().map(|g| gres::gpu_total(g)).sum();
-    Some(Slice {
-        job,
-        node,
-        gpus: gpus.unwrap_or(detail),
-        cpus: record.num_cpus.unwrap_or(0),
-        leaving: true,
-    })
+    Some(Slice { job, node, gpus: gpus.unwrap_or(detail), cpus: record.num_cpus.unwrap_or(0), leaving: true })
 }
 
 /// A pending job that waits for resources and is no slice; `None` for all others: they take nothing.
@@ -295,12 +216,7 @@ pub fn pending(job: &JobRecord, fitting: &BTreeMap<JobId, Seconds>) -> Option<Pe
     let id = JobId(job.job_id);
     Some(PendingJob {
         job: id,
-        partitions: job
-            .partition
-            .as_deref()?
-            .split(',')
-            .map(str::to_owned)
-            .collect(),
+        partitions: job.partition.as_deref()?.split(',').map(str::to_owned).collect(),
         priority: job.priority.unwrap_or(0),
         demand: demand(job),
         fits_since: fitting.get(&id).copied(),
@@ -310,38 +226,22 @@ pub fn pending(job: &JobRecord, fitting: &BTreeMap<JobId, Seconds>) -> Option<Pe
 fn demand(job: &JobRecord) -> Demand {
     let count = |text: &Option<String>| text.as_deref().and_then(gres::tres_gpus);
     let nodes_min = job.num_nodes.unwrap_or(1).max(1);
-    let per_task =
-        count(&job.tres_per_task).map(|n| n.saturating_mul(job.num_tasks.unwrap_or(1).max(1)));
+    let per_task = count(&job.tres_per_task).map(|n| n.saturating_mul(job.num_tasks.unwrap_or(1).max(1)));
     let gpus = match (count(&job.tres_per_node), count(&job.tres_per_job)) {
         (Some(n), _) => GpuDemand::PerNode(n),
         (None, Some(n)) => GpuDemand::Total(n),
         (None, None) => GpuDemand::Total(per_task.or_else(|| count(&job.tres_req)).unwrap_or(0)),
     };
-    let texts = [
-        &job.tres_per_node,
-        &job.tres_per_job,
-        &job.tres_per_task,
-        &job.tres_req,
-    ];
-    let names = |text: &Option<String>| {
-        text.as_deref()
-            .and_then(|t| hostlist::expand(t).ok())
-            .unwrap_or_default()
-    };
+    let texts = [&job.tres_per_node, &job.tres_per_job, &job.tres_per_task, &job.tres_req];
+    let names = |text: &Option<String>| text.as_deref().and_then(|t| hostlist::expand(t).ok()).unwrap_or_default();
     Demand {
         gpus,
         nodes_min,
         nodes_max: job.max_nodes.filter(|n| *n >= nodes_min),
         cpus: job.num_cpus.unwrap_or(0),
         exclusive: job.exclusive,
-        kind: texts
-            .iter()
-            .find_map(|t| t.as_deref().and_then(gres::tres_gpu_kind)),
-        feature: job
-            .features
-            .as_deref()
-            .filter(|f| plain_word(f))
-            .map(str::to_owned),
+        kind: texts.iter().find_map(|t| t.as_deref().and_then(gres::tres_gpu_kind)),
+        feature: job.features.as_deref().filter(|f| plain_word(f)).map(str::to_owned),
         required: names(&job.req_nodes),
         excluded: names(&job.exc_nodes),
     }
@@ -349,10 +249,7 @@ fn demand(job: &JobRecord) -> Demand {
 
 /// One feature, and no expression of Slurm's constraint grammar.
 fn plain_word(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .chars()
-            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))
 }
 
 #[cfg(test)]
@@ -378,10 +275,7 @@ mod tests {
         j.tres_per_job = Some("gres:gpu:28".into());
         assert_eq!(demand(&j).gpus, GpuDemand::Total(28));
         j.tres_per_node = Some("gres:gpu:a100:4".into());
-        assert_eq!(
-            (demand(&j).gpus, demand(&j).kind.as_deref()),
-            (GpuDemand::PerNode(4), Some("a100"))
-        );
+        assert_eq!((demand(&j).gpus, demand(&j).kind.as_deref()), (GpuDemand::PerNode(4), Some("a100")));
         let mut j = job(1, "PENDING");
         j.tres_per_task = Some("gres/gpu=2".into());
         j.num_tasks = Some(3);
@@ -393,18 +287,8 @@ mod tests {
         let none = BTreeMap::new();
         assert!(pending(&job(1, "PENDING"), &none).is_some());
         assert!(pending(&job(1, "RUNNING"), &none).is_none());
-        for reason in [
-            "Dependency",
-            "JobHeldUser",
-            "QOSMaxGRESPerUser",
-            "AssocGrpGRES",
-            "BeginTime",
-            "None",
-        ] {
-            let j = JobRecord {
-                reason: Some(reason.into()),
-                ..job(1, "PENDING")
-            };
+        for reason in ["Dependency", "JobHeldUser", "QOSMaxGRESPerUser", "AssocGrpGRES", "BeginTime", "None"] {
+            let j = JobRecord { reason: Some(reason.into()), ..job(1, "PENDING") };
             assert!(pending(&j, &none).is_none(), "{reason}");
         }
         let slice = JobRecord {
@@ -412,18 +296,9 @@ mod tests {
             name: Some("pliant-7".into()),
             ..job(1, "PENDING")
         };
-        assert!(
-            pending(&slice, &none).is_none(),
-            "a pending slice is no demand"
-        );
-        let fake = JobRecord {
-            name: Some("mine".into()),
-            ..slice
-        };
-        assert!(
-            pending(&fake, &none).is_some(),
-            "a comment alone makes no slice"
-        );
+        assert!(pending(&slice, &none).is_none(), "a pending slice is no demand");
+        let fake = JobRecord { name: Some("mine".into()), ..slice };
+        assert!(pending(&fake, &none).is_some(), "a comment alone makes no slice");
     }
 
     #[test]
@@ -444,26 +319,11 @@ mod tests {
             state: "UP".into(),
             ..PartitionRecord::default()
         }];
-        let view = SlurmView {
-            partitions: by_node(&partitions),
-            ..SlurmView::default()
-        };
+        let view = SlurmView { partitions: by_node(&partitions), ..SlurmView::default() };
         let got = node(&n, &view, &agents);
         assert_eq!(got.partitions, ["gpu"]);
-        assert_eq!(
-            (
-                got.gpus,
-                got.gpus_free,
-                got.cpus_free,
-                got.usable,
-                got.lendable
-            ),
-            (8, 5, 54, true, true)
-        );
-        let drained = NodeRecord {
-            flags: vec!["DRAIN".into()],
-            ..n
-        };
+        assert_eq!((got.gpus, got.gpus_free, got.cpus_free, got.usable, got.lendable), (8, 5, 54, true, true));
+        let drained = NodeRecord { flags: vec!["DRAIN".into()], ..n };
         assert!(!node(&drained, &view, &agents).usable);
     }
 }

@@ -7,7 +7,13 @@ fn main() -> ExitCode {
         Some("supervise") => pliant_launcher::supervise(),
         _ => {
             let mut label = false;
-            let command = args.skip_while(|a| { label |= a == "--label"; a != "--" }).skip(1).collect();
+            let command = args
+                .skip_while(|a| {
+                    label |= a == "--label";
+                    a != "--"
+                })
+                .skip(1)
+                .collect();
             pliant_launcher::run(pliant_launcher::RunOptions { label, command })
         }
     };

@@ -156,13 +156,21 @@ impl Base {
         let (job, gpus) = (self.job, self.gpus());
         let flag = format!("--elastic={range}");
         if let Some(het) = &self.het {
-            return Some(format!("{flag}: job {job} is part of heterogeneous job {het}, whose parts Slurm starts and ends as one; use a plain job"));
+            return Some(format!(
+                "{flag}: job {job} is part of heterogeneous job {het}, whose parts Slurm starts and ends as one; use a plain job"
+            ));
         }
         if let Some(min) = range.min.filter(|min| *min != gpus) {
-            return Some(format!("{flag}: MIN is {min} and Slurm allocated {gpus} GPU(s) to job {job}; write --elastic={gpus}-{} or ask Slurm for {min} GPU(s)", range.max.max(gpus)));
+            return Some(format!(
+                "{flag}: MIN is {min} and Slurm allocated {gpus} GPU(s) to job {job}; write --elastic={gpus}-{} or ask Slurm for {min} GPU(s)",
+                range.max.max(gpus)
+            ));
         }
         if range.max < gpus {
-            return Some(format!("{flag}: MAX is {} and Slurm allocated {gpus} GPU(s) to job {job}; write a MAX of at least {gpus}", range.max));
+            return Some(format!(
+                "{flag}: MAX is {} and Slurm allocated {gpus} GPU(s) to job {job}; write a MAX of at least {gpus}",
+                range.max
+            ));
         }
         match in_partition {
             Some(all) if range.max > all => Some(format!(

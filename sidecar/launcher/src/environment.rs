@@ -63,7 +63,14 @@ pub fn gpus(mask: Option<&str>) -> Vec<String> {
 }
 
 /// The environment of one process: of rank `spawn.first_rank + local`, or of the node's torchrun where `local` is `None`.
-pub fn process(setup: &Setup, step: &[Var], spawn: &Spawn, local: Option<u32>, gpus: &[String], socket: &str) -> Vec<Var> {
+pub fn process(
+    setup: &Setup,
+    step: &[Var],
+    spawn: &Spawn,
+    local: Option<u32>,
+    gpus: &[String],
+    socket: &str,
+) -> Vec<Var> {
     let mut out: Vec<Var> = setup.environment.clone();
     out.extend(step.iter().cloned());
     let mut set = |name: &str, value: String| out.push((name.to_owned(), value));
@@ -157,7 +164,8 @@ mod tests {
             "SLURM_CONF",
         ]);
         assert_eq!(names(for_ranks(all)), ["PATH", "SBATCH_ACCOUNT", "SLURM_CONF"]);
-        let step = vars(&["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "CUDA_VISIBLE_DEVICES", "HOME", "SLURMD_NODENAME"]);
+        let step =
+            vars(&["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "CUDA_VISIBLE_DEVICES", "HOME", "SLURMD_NODENAME"]);
         assert_eq!(names(of_step(step)), ["SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME"]);
     }
 

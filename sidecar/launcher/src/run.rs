@@ -83,7 +83,10 @@ fn look(job: JobId) -> Result<Looked, Refusal> {
     let request = environment::request(env);
     if let (None, Some(text)) = (request, env(options::JOB_ELASTIC)) {
         let text = options::shown(&text);
-        return Err(Refusal(exit::UNFIT, format!("{}={text}: expected {}", options::JOB_ELASTIC, pliant_model::range::GRAMMAR)));
+        return Err(Refusal(
+            exit::UNFIT,
+            format!("{}={text}: expected {}", options::JOB_ELASTIC, pliant_model::range::GRAMMAR),
+        ));
     }
     let record = slurm::show_job(job).map_err(slurm)?;
     let base = Base::parse(&record, job)
@@ -118,9 +121,12 @@ fn look(job: JobId) -> Result<Looked, Refusal> {
 
 fn begin(options: RunOptions) -> Result<Launcher, Refusal> {
     let zero = Instant::now();
-    let job: JobId = env("SLURM_JOB_ID")
-        .and_then(|id| id.parse().ok())
-        .ok_or_else(|| Refusal(exit::NO_WORLD, "pliant run: not inside a Slurm job (SLURM_JOB_ID is not set); put it into a batch script".into()))?;
+    let job: JobId = env("SLURM_JOB_ID").and_then(|id| id.parse().ok()).ok_or_else(|| {
+        Refusal(
+            exit::NO_WORLD,
+            "pliant run: not inside a Slurm job (SLURM_JOB_ID is not set); put it into a batch script".into(),
+        )
+    })?;
     if options.command.is_empty() {
         return Err(Refusal(exit::USAGE, "pliant run: no command; write pliant run -- COMMAND".into()));
     }
@@ -325,4 +331,3 @@ impl Launcher {
         });
     }
 }
-

@@ -121,7 +121,8 @@ fn collect(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 /// When it cannot be started, fails, or gives no answer in time.
 pub fn ask(name: &str, args: &[&str], after: Duration) -> Result<String, SlurmError> {
     let shown = || format!("{name} {}", args.join(" "));
-    let mut child = command(name).args(args).spawn().map_err(|source| SlurmError::Start { command: shown(), source })?;
+    let mut child =
+        command(name).args(args).spawn().map_err(|source| SlurmError::Start { command: shown(), source })?;
     let (out, err) = (child.stdout.take().map(collect), child.stderr.take().map(collect));
     let Some(status) = wait_until(&mut child, Instant::now() + after) else {
         kill_group(&child, Signal::KILL);
@@ -326,7 +327,8 @@ impl Template {
         match job {
             Some(job) if status.success() => self.granted(request, job),
             _ => {
-                let why: Vec<&str> = said.iter().map(|l| l.trim_start_matches("salloc: ").trim_start_matches("error: ")).collect();
+                let why: Vec<&str> =
+                    said.iter().map(|l| l.trim_start_matches("salloc: ").trim_start_matches("error: ")).collect();
                 self.clean_up(&request.token);
                 refused(one_line(&why.join("\n")))
             }
@@ -430,7 +432,15 @@ mod tests {
     fn a_slice_is_marked_and_bounded_by_its_base() {
         let ask = Ask { token: "t".into(), node: "n3".into(), gpus: 2, cpus: 8, patience: 5, rest: Some(119) };
         let args = template().args(&ask);
-        for arg in ["--nodelist=n3", "--gres=gpu:a100:2", "--cpus-per-task=8", "--job-name=pliant-7", "--time=1", "--mem=2000M", "--constraint=x&y"] {
+        for arg in [
+            "--nodelist=n3",
+            "--gres=gpu:a100:2",
+            "--cpus-per-task=8",
+            "--job-name=pliant-7",
+            "--time=1",
+            "--mem=2000M",
+            "--constraint=x&y",
+        ] {
             assert!(args.contains(&arg.to_owned()), "{arg}: {args:?}");
         }
         assert!(args.contains(&"--comment=pliant base=7 instance=i token=t".to_owned()));

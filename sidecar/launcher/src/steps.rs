@@ -23,13 +23,15 @@ pub const MAX_STEP_FRAME: usize = 16 << 20;
 pub const MAGIC: &[u8] = b"\0pliant-step\n";
 
 /// Words of srun and slurmstepd that mean nothing to the user of `pliant run`.
-const NOISE: [&str; 6] = [
+const NOISE: [&str; 8] = [
     "lacks support for cpu binding",
     "CANCELLED AT",
     "Job step aborted",
     "forcing job termination",
     "error: Timed out waiting for job step to complete",
     "Force Terminated",
+    "srun: got SIGCONT",
+    "srun: forwarding",
 ];
 
 /// The ranks' output on its way out.

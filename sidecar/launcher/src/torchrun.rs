@@ -120,9 +120,21 @@ mod tests {
         for (typed, kept, stripped) in [
             ("torchrun train.py --nnodes=3", "torchrun train.py --nnodes=3", 0),
             ("torchrun --nnodes=1:4 --nproc_per_node 8 --rdzv-backend c10d t.py a", "torchrun t.py a", 3),
-            ("/x/bin/torchrun --standalone --max-restarts 3 -m pkg.train --nnodes 2", "/x/bin/torchrun --max-restarts 3 -m pkg.train --nnodes 2", 1),
-            ("python3 -u -m torch.distributed.run --master_port=1 --log-dir d t.py", "python3 -u -m torch.distributed.run --log-dir d t.py", 1),
-            ("torchrun --no-python --tee 3 ./prog --node-rank 1", "torchrun --no-python --tee 3 ./prog --node-rank 1", 0),
+            (
+                "/x/bin/torchrun --standalone --max-restarts 3 -m pkg.train --nnodes 2",
+                "/x/bin/torchrun --max-restarts 3 -m pkg.train --nnodes 2",
+                1,
+            ),
+            (
+                "python3 -u -m torch.distributed.run --master_port=1 --log-dir d t.py",
+                "python3 -u -m torch.distributed.run --log-dir d t.py",
+                1,
+            ),
+            (
+                "torchrun --no-python --tee 3 ./prog --node-rank 1",
+                "torchrun --no-python --tee 3 ./prog --node-rank 1",
+                0,
+            ),
             ("torchrun -t 3 --node_rank=0 t.py", "torchrun -t 3 t.py", 1),
         ] {
             let looked = look(&words(typed));
@@ -134,7 +146,13 @@ mod tests {
 
     #[test]
     fn other_commands_stay_as_they_are() {
-        for typed in ["python train.py --nnodes=2", "python -c x -m torch.distributed.run", "./torchrun.sh", "python -m mine", "bash"] {
+        for typed in [
+            "python train.py --nnodes=2",
+            "python -c x -m torch.distributed.run",
+            "./torchrun.sh",
+            "python -m mine",
+            "bash",
+        ] {
             let looked = look(&words(typed));
             assert!(!looked.torchrun, "{typed}");
             assert_eq!(looked.command, words(typed));

@@ -21,10 +21,7 @@ pub fn gpus(text: &str) -> Vec<GpuGres> {
 
 /// The number of GPUs in a GRES text, all types together.
 pub fn gpu_total(text: &str) -> GpuCount {
-    gpus(text)
-        .iter()
-        .map(|g| g.count)
-        .fold(0, GpuCount::saturating_add)
+    gpus(text).iter().map(|g| g.count).fold(0, GpuCount::saturating_add)
 }
 
 /// The indexes of all GPUs in a GRES text, ascending.
@@ -55,19 +52,12 @@ fn gpu_entry(entry: &str) -> Option<GpuGres> {
         Some(at) => entry.split_at(at),
         None => (entry, ""),
     };
-    let head = head
-        .strip_prefix("gres:")
-        .or_else(|| head.strip_prefix("gres/"))
-        .unwrap_or(head);
+    let head = head.strip_prefix("gres:").or_else(|| head.strip_prefix("gres/")).unwrap_or(head);
     let rest = head.strip_prefix("gpu")?;
     let rest = match rest.strip_prefix(':') {
         Some(rest) => rest,
         None if rest.is_empty() => {
-            return Some(GpuGres {
-                kind: None,
-                count: 1,
-                indexes: vec![],
-            });
+            return Some(GpuGres { kind: None, count: 1, indexes: vec![] });
         }
         None => return None,
     };
@@ -78,26 +68,13 @@ fn gpu_entry(entry: &str) -> Option<GpuGres> {
             None => (Some(rest), 1),
         },
     };
-    let kind = kind
-        .map(|k| k.split('(').next().unwrap_or(k))
-        .filter(|k| !k.is_empty());
-    let indexes = tail
-        .strip_prefix("(IDX:")
-        .and_then(|t| t.strip_suffix(')'))
-        .map(ranges)
-        .unwrap_or_default();
-    Some(GpuGres {
-        kind: kind.map(str::to_owned),
-        count,
-        indexes,
-    })
+    let kind = kind.map(|k| k.split('(').next().unwrap_or(k)).filter(|k| !k.is_empty());
+    let indexes = tail.strip_prefix("(IDX:").and_then(|t| t.strip_suffix(')')).map(ranges).unwrap_or_default();
+    Some(GpuGres { kind: kind.map(str::to_owned), count, indexes })
 }
 
 fn count_of(text: &str) -> Option<GpuCount> {
-    text.bytes()
-        .all(|b| b.is_ascii_digit())
-        .then(|| text.parse().ok())
-        .flatten()
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 /// `0-1,3` -> 0, 1, 3. What cannot be read, or is longer than 4096, gives nothing.
@@ -121,10 +98,7 @@ fn ranges(text: &str) -> Vec<u32> {
 pub fn tres_gpus(text: &str) -> Option<GpuCount> {
     let (mut plain, mut typed) = (None::<GpuCount>, None::<GpuCount>);
     for entry in split_top(text) {
-        let Some(rest) = entry
-            .strip_prefix("gres/gpu")
-            .or_else(|| entry.strip_prefix("gres:gpu"))
-        else {
+        let Some(rest) = entry.strip_prefix("gres/gpu").or_else(|| entry.strip_prefix("gres:gpu")) else {
             continue;
         };
         let (kind, n) = match rest.split_once('=') {
@@ -135,11 +109,7 @@ pub fn tres_gpus(text: &str) -> Option<GpuCount> {
             },
         };
         let Some(n) = n else { continue };
-        let sum = if kind.trim_matches(':').is_empty() {
-            &mut plain
-        } else {
-            &mut typed
-        };
+        let sum = if kind.trim_matches(':').is_empty() { &mut plain } else { &mut typed };
         *sum = Some(sum.unwrap_or(0).saturating_add(n));
     }
     plain.max(typed)
@@ -148,9 +118,7 @@ pub fn tres_gpus(text: &str) -> Option<GpuCount> {
 /// The GPU type that a TRES text such as `gres/gpu:a100:4` or `gres/gpu:a100=4` names, if one.
 pub fn tres_gpu_kind(text: &str) -> Option<String> {
     split_top(text).find_map(|entry| {
-        let rest = entry
-            .strip_prefix("gres/gpu:")
-            .or_else(|| entry.strip_prefix("gres:gpu:"))?;
+        let rest = entry.strip_prefix("gres/gpu:").or_else(|| entry.strip_prefix("gres:gpu:"))?;
         let kind = rest.split_once(['=', ':']).map_or(rest, |(kind, _)| kind);
         (!kind.is_empty() && count_of(kind).is_none()).then(|| kind.to_owned())
     })
@@ -168,25 +136,14 @@ mod tests {
         assert_eq!(gpu_total("gpu:(null):2(IDX:0-1)"), 2);
         assert_eq!(gpu_total("gpu:tesla_v100-sxm2-32gb:1"), 1);
         assert_eq!(gpu_total("gpu:nvidia_a100_1g.5gb:7(IDX:0-6)"), 7);
-        assert_eq!(
-            gpu_indexes("gpu:2(IDX:0,3),gpu:h100:1(IDX:5)"),
-            vec![0, 3, 5]
-        );
+        assert_eq!(gpu_indexes("gpu:2(IDX:0,3),gpu:h100:1(IDX:5)"), vec![0, 3, 5]);
         assert_eq!(gpu_indexes("gpu:0(IDX:N/A)"), Vec::<u32>::new());
-        assert_eq!(
-            gpus("gpu:a100")
-                .first()
-                .map(|g| (g.kind.as_deref(), g.count)),
-            Some((Some("a100"), 1))
-        );
+        assert_eq!(gpus("gpu:a100").first().map(|g| (g.kind.as_deref(), g.count)), Some((Some("a100"), 1)));
     }
 
     #[test]
     fn tres_counts_typed_and_untyped_once() {
-        assert_eq!(
-            tres_gpus("cpu=2,mem=4G,node=1,billing=2,gres/gpu=4"),
-            Some(4)
-        );
+        assert_eq!(tres_gpus("cpu=2,mem=4G,node=1,billing=2,gres/gpu=4"), Some(4));
         assert_eq!(tres_gpus("gres:gpu:28"), Some(28));
         assert_eq!(tres_gpus("gres/gpu:28"), Some(28));
         assert_eq!(tres_gpus("gres/gpu=4,gres/gpu:a100=4"), Some(4));
@@ -194,10 +151,7 @@ mod tests {
         assert_eq!(tres_gpus("gres:gpu"), Some(1));
         assert_eq!(tres_gpus("cpu=2"), None);
         assert_eq!(tres_gpu_kind("gres/gpu:a100:2").as_deref(), Some("a100"));
-        assert_eq!(
-            tres_gpu_kind("cpu=1,gres/gpu:a100=2").as_deref(),
-            Some("a100")
-        );
+        assert_eq!(tres_gpu_kind("cpu=1,gres/gpu:a100=2").as_deref(), Some("a100"));
         assert_eq!(tres_gpu_kind("gres/gpu:4"), None);
     }
 }

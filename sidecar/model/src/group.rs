@@ -102,18 +102,11 @@ pub struct Group {
 impl Group {
     /// GPUs it trains on, those on their way out included.
     pub fn size(&self) -> GpuCount {
-        self.slices
-            .iter()
-            .map(|s| s.gpus)
-            .fold(self.base_gpus, GpuCount::saturating_add)
+        self.slices.iter().map(|s| s.gpus).fold(self.base_gpus, GpuCount::saturating_add)
     }
 
     /// GPUs it will have once what is leaving has left.
     pub fn staying(&self) -> GpuCount {
-        self.slices
-            .iter()
-            .filter(|s| !s.leaving)
-            .map(|s| s.gpus)
-            .fold(self.base_gpus, GpuCount::saturating_add)
+        self.slices.iter().filter(|s| !s.leaving).map(|s| s.gpus).fold(self.base_gpus, GpuCount::saturating_add)
     }
 }

@@ -36,10 +36,7 @@ pub fn expand(text: &str) -> Result<Vec<NodeName>, HostlistError> {
                 return Err(HostlistError::TooMany);
             }
             let prefix = &rest[..open];
-            names = names
-                .iter()
-                .flat_map(|n| numbers.iter().map(move |k| format!("{n}{prefix}{k}")))
-                .collect();
+            names = names.iter().flat_map(|n| numbers.iter().map(move |k| format!("{n}{prefix}{k}"))).collect();
             rest = &rest[close + 1..];
         }
         out.extend(names.into_iter().map(|n| NodeName(n + rest)));
@@ -77,8 +74,7 @@ fn numbers(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut out = vec![];
     for part in text.split(',') {
         let (a, b) = part.split_once('-').unwrap_or((part, part));
-        let digits =
-            |s: &str| !s.is_empty() && s.len() <= 18 && s.bytes().all(|b| b.is_ascii_digit());
+        let digits = |s: &str| !s.is_empty() && s.len() <= 18 && s.bytes().all(|b| b.is_ascii_digit());
         if !digits(a) || !digits(b) {
             return Err(HostlistError::Range);
         }
@@ -100,29 +96,18 @@ pub fn compress<'a>(names: impl IntoIterator<Item = &'a NodeName>) -> String {
     type Run = Option<(u64, u64, usize)>;
     let mut runs: Vec<(String, Run)> = vec![];
     for NodeName(name) in names {
-        let digits = name
-            .bytes()
-            .rev()
-            .take_while(u8::is_ascii_digit)
-            .count()
-            .min(18);
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count().min(18);
         let (prefix, number) = name.split_at(name.len() - digits);
         let value = number.parse::<u64>().ok();
         match (runs.last_mut(), value) {
-            (Some((p, Some((_, last, width)))), Some(v))
-                if *p == prefix && *width == digits && *last + 1 == v =>
-            {
+            (Some((p, Some((_, last, width)))), Some(v)) if *p == prefix && *width == digits && *last + 1 == v => {
                 *last = v;
             }
             _ => runs.push((prefix.to_owned(), value.map(|v| (v, v, digits)))),
         }
     }
     let show = |(a, b, w): (u64, u64, usize)| {
-        if a == b {
-            format!("{a:0w$}")
-        } else {
-            format!("{a:0w$}-{b:0w$}")
-        }
+        if a == b { format!("{a:0w$}") } else { format!("{a:0w$}-{b:0w$}") }
     };
     let mut out: Vec<String> = vec![];
     let mut runs = runs.into_iter().peekable();
@@ -136,11 +121,7 @@ pub fn compress<'a>(names: impl IntoIterator<Item = &'a NodeName>) -> String {
             parts.push(show(next));
         }
         let single = parts.len() == 1 && first.0 == first.1;
-        out.push(if single {
-            format!("{prefix}{}", parts.join(""))
-        } else {
-            format!("{prefix}[{}]", parts.join(","))
-        });
+        out.push(if single { format!("{prefix}{}", parts.join("")) } else { format!("{prefix}[{}]", parts.join(",")) });
     }
     out.join(",")
 }
@@ -175,10 +156,7 @@ mod tests {
 
     #[test]
     fn compress_joins_runs() {
-        assert_eq!(
-            compress(&expand("n1,n2,n3,n5,login,n07").unwrap()),
-            "n[1-3,5],login,n07"
-        );
+        assert_eq!(compress(&expand("n1,n2,n3,n5,login,n07").unwrap()), "n[1-3,5],login,n07");
         assert_eq!(compress(&expand("n1").unwrap()), "n1");
     }
 

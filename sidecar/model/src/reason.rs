@@ -149,34 +149,15 @@ impl fmt::Display for Reason {
     #[allow(clippy::too_many_lines)] // one arm per variant
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::IdleGpus {
-                idle,
-                takers,
-                from,
-                to,
-            } => {
-                write!(
-                    f,
-                    "{idle} idle GPUs for {takers} elastic job(s): from {from} to {to}"
-                )
+            Reason::IdleGpus { idle, takers, from, to } => {
+                write!(f, "{idle} idle GPUs for {takers} elastic job(s): from {from} to {to}")
             }
-            Reason::PendingJob {
-                job,
-                wants,
-                idle,
-                taken,
-            } => {
-                write!(
-                    f,
-                    "pending job {job} wants {wants} GPUs, {idle} are idle: {taken} taken back"
-                )
+            Reason::PendingJob { job, wants, idle, taken } => {
+                write!(f, "pending job {job} wants {wants} GPUs, {idle} are idle: {taken} taken back")
             }
             Reason::AtMax { size, max } => write!(f, "has {size} GPUs, its maximum is {max}"),
             Reason::NoIdleGpus { idle, kept, step } => {
-                write!(
-                    f,
-                    "{idle} idle GPUs where it may grow ({kept} kept for pending jobs), it grows by {step}"
-                )
+                write!(f, "{idle} idle GPUs where it may grow ({kept} kept for pending jobs), it grows by {step}")
             }
             Reason::InFlight { order } => write!(f, "resize {order} is under way"),
             Reason::NotReady => f.write_str("its ranks have not finished a step yet"),
@@ -187,22 +168,12 @@ impl fmt::Display for Reason {
             Reason::StaleView { age } => write!(f, "Slurm's last answer is {age} s old: no change"),
             Reason::NoLauncher => f.write_str("its launcher is not connected: no change"),
             Reason::CannotFit { wants, reachable } => {
-                write!(
-                    f,
-                    "wants {wants} GPUs, at most {reachable} could be had by taking slices back"
-                )
+                write!(f, "wants {wants} GPUs, at most {reachable} could be had by taking slices back")
             }
             Reason::NotStarted { since } => {
-                write!(
-                    f,
-                    "could start for {since} s and Slurm does not start it: its GPUs are lent again"
-                )
+                write!(f, "could start for {since} s and Slurm does not start it: its GPUs are lent again")
             }
-            Reason::Withdrawn {
-                waited,
-                slurm,
-                expected_start,
-            } => {
+            Reason::Withdrawn { waited, slurm, expected_start } => {
                 write!(f, "slice not allocated in {waited} s, Slurm says {slurm}")?;
                 match expected_start {
                     Some(at) => write!(f, ", expected start at {at}"),
@@ -216,17 +187,11 @@ impl fmt::Display for Reason {
             }
             Reason::SliceGone { slice, node } => write!(f, "slice {slice} on {node} is gone"),
             Reason::GraceOver { grace } => {
-                write!(
-                    f,
-                    "the ranks did not leave within the grace of {grace} s and were ended"
-                )
+                write!(f, "the ranks did not leave within the grace of {grace} s and were ended")
             }
             Reason::Orphan { slice } => write!(f, "slice {slice} has no living base"),
             Reason::LeaseOver { slice, silent } => {
-                write!(
-                    f,
-                    "the launcher has not renewed slice {slice} for {silent} s"
-                )
+                write!(f, "the launcher has not renewed slice {slice} for {silent} s")
             }
             Reason::Recovered { found } => write!(f, "after a restart of pliantd: {found}"),
             Reason::Done { took } => write!(f, "done after {took} s"),

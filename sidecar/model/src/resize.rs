@@ -49,21 +49,10 @@ impl Kind {
     /// The arrows in order, final state included.
     pub fn arrows(self) -> &'static [State] {
         match self {
-            Kind::Grow => &[
-                State::Proposed,
-                State::Requested,
-                State::Granted,
-                State::Announced,
-                State::Joined,
-                State::Settled,
-            ],
-            Kind::Shrink => &[
-                State::Proposed,
-                State::Announced,
-                State::Drained,
-                State::Released,
-                State::Confirmed,
-            ],
+            Kind::Grow => {
+                &[State::Proposed, State::Requested, State::Granted, State::Announced, State::Joined, State::Settled]
+            }
+            Kind::Shrink => &[State::Proposed, State::Announced, State::Drained, State::Released, State::Confirmed],
         }
     }
 
@@ -124,17 +113,11 @@ mod tests {
     #[test]
     fn only_forward() {
         use State::*;
-        assert_eq!(
-            Kind::Grow.between(Requested, Announced),
-            [Granted, Announced]
-        );
+        assert_eq!(Kind::Grow.between(Requested, Announced), [Granted, Announced]);
         assert!(Kind::Grow.between(Announced, Granted).is_empty());
         assert!(Kind::Grow.between(Granted, Granted).is_empty());
         assert!(Kind::Shrink.between(Proposed, Joined).is_empty());
-        assert_eq!(
-            Kind::Shrink.between(Drained, Confirmed),
-            [Released, Confirmed]
-        );
+        assert_eq!(Kind::Shrink.between(Drained, Confirmed), [Released, Confirmed]);
         for kind in [Kind::Grow, Kind::Shrink] {
             let (last, rest) = kind.arrows().split_last().unwrap();
             assert!(last.is_final() && rest.iter().all(|s| !s.is_final()));

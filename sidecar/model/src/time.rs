@@ -4,8 +4,7 @@
 use crate::ids::Seconds;
 
 /// The grammar as shown to users.
-pub const GRAMMAR: &str =
-    "minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]";
+pub const GRAMMAR: &str = "minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]";
 
 /// Why a text is no time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,10 +20,7 @@ pub enum TimeError {
 
 /// Parses a time of Slurm's form into seconds. `UNLIMITED`, `INFINITE` and `-1` give `Ok(None)`.
 pub fn parse(text: &str) -> Result<Option<Seconds>, TimeError> {
-    if text.eq_ignore_ascii_case("UNLIMITED")
-        || text.eq_ignore_ascii_case("INFINITE")
-        || text == "-1"
-    {
+    if text.eq_ignore_ascii_case("UNLIMITED") || text.eq_ignore_ascii_case("INFINITE") || text == "-1" {
         return Ok(None);
     }
     let (days, rest) = match text.split_once('-') {
@@ -58,17 +54,8 @@ fn number(text: &str) -> Result<Seconds, TimeError> {
 
 /// Writes seconds as Slurm does: `[D-]HH:MM:SS`.
 pub fn format(seconds: Seconds) -> String {
-    let (d, h, m, s) = (
-        seconds / 86_400,
-        seconds / 3600 % 24,
-        seconds / 60 % 60,
-        seconds % 60,
-    );
-    if d > 0 {
-        format!("{d}-{h:02}:{m:02}:{s:02}")
-    } else {
-        format!("{h:02}:{m:02}:{s:02}")
-    }
+    let (d, h, m, s) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    if d > 0 { format!("{d}-{h:02}:{m:02}:{s:02}") } else { format!("{h:02}:{m:02}:{s:02}") }
 }
 
 #[cfg(test)]

@@ -28,11 +28,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Config {
-            stale_after: 40,
-            claim: 120,
-            ends_soon: 60,
-        }
+        Config { stale_after: 40, claim: 120, ends_soon: 60 }
     }
 }
 
@@ -109,11 +105,7 @@ impl Room {
     fn new(cluster: &Cluster) -> Self {
         let free = cluster.nodes.iter().map(|n| {
             let coming = |count: fn(&pliant_model::Slice) -> u32| {
-                let leaving = cluster
-                    .groups
-                    .iter()
-                    .flat_map(|g| &g.slices)
-                    .filter(|s| s.leaving && s.node == n.name);
+                let leaving = cluster.groups.iter().flat_map(|g| &g.slices).filter(|s| s.leaving && s.node == n.name);
                 leaving.map(count).fold(0, u32::saturating_add)
             };
             let usable = u32::from(n.usable);
@@ -124,9 +116,7 @@ impl Room {
                 cpus_coming: coming(|s| s.cpus) * usable,
             }
         });
-        Room {
-            nodes: free.collect(),
-        }
+        Room { nodes: free.collect() }
     }
 }
 

@@ -2,9 +2,7 @@
 
 use crate::{Action, Config, Free, Plan, Room};
 use pliant_model::cluster::GpuDemand;
-use pliant_model::{
-    Cluster, Demand, GpuCount, Group, JobId, Node, PendingJob, Reason, Seconds, Slice,
-};
+use pliant_model::{Cluster, Demand, GpuCount, Group, JobId, Node, PendingJob, Reason, Seconds, Slice};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -37,10 +35,7 @@ pub(crate) fn take_back(
     let mut taken: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
     let mut why: BTreeMap<JobId, Reason> = BTreeMap::new();
     for job in &cluster.pending {
-        let since = job
-            .fits_since
-            .map(|t| now.saturating_sub(t))
-            .filter(|s| *s > config.claim);
+        let since = job.fits_since.map(|t| now.saturating_sub(t)).filter(|s| *s > config.claim);
         if let Some(since) = since {
             plan.notes.insert(job.job, Reason::NotStarted { since });
             plan.fitting.push(job.job);
@@ -51,21 +46,12 @@ pub(crate) fn take_back(
         let idle: GpuCount = places.iter().map(free).fold(0, u32::saturating_add);
         let candidates = candidates(cluster, &taken);
         let Some(shares) = fit(cluster, room, &places, &job.demand, &candidates) else {
-            let lent: GpuCount = candidates
-                .iter()
-                .map(|c| c.slice.gpus)
-                .fold(0, u32::saturating_add);
-            let reason = Reason::CannotFit {
-                wants: job.demand.total_gpus(),
-                reachable: idle.saturating_add(lent),
-            };
+            let lent: GpuCount = candidates.iter().map(|c| c.slice.gpus).fold(0, u32::saturating_add);
+            let reason = Reason::CannotFit { wants: job.demand.total_gpus(), reachable: idle.saturating_add(lent) };
             plan.notes.insert(job.job, reason);
             continue;
         };
-        let mut release: Vec<Candidate<'_>> = shares
-            .iter()
-            .flat_map(|s| s.release.iter().copied())
-            .collect();
+        let mut release: Vec<Candidate<'_>> = shares.iter().flat_map(|s| s.release.iter().copied()).collect();
         keep_to_steps(&mut release, &candidates);
         if release.iter().any(|c| blocked(c.group)) {
             // The resize under way must end first; the job is served in a later round, nothing is lent meanwhile.
@@ -78,27 +64,14 @@ pub(crate) fn take_back(
         kept += occupy(room, &shares, &release, cluster);
         for c in &release {
             taken.entry(c.group.base).or_default().push(c.slice.job);
-            let of_group = release
-                .iter()
-                .filter(|r| r.group.base == c.group.base)
-                .map(|r| r.slice.gpus)
-                .sum();
-            let reason = Reason::PendingJob {
-                job: job.job,
-                wants: job.demand.total_gpus(),
-                idle,
-                taken: of_group,
-            };
+            let of_group = release.iter().filter(|r| r.group.base == c.group.base).map(|r| r.slice.gpus).sum();
+            let reason = Reason::PendingJob { job: job.job, wants: job.demand.total_gpus(), idle, taken: of_group };
             why.entry(c.group.base).or_insert(reason);
         }
     }
     for (base, slices) in taken {
         if let Some(reason) = why.remove(&base) {
-            plan.actions.push(Action::Shrink {
-                base,
-                slices,
-                reason,
-            });
+            plan.actions.push(Action::Shrink { base, slices, reason });
         }
     }
     kept
@@ -119,39 +92,15 @@ fn places(cluster: &Cluster, job: &PendingJob) -> Vec<usize> {
             && d.kind.as_ref().is_none_or(|k| n.kind.as_ref() == Some(k))
             && d.feature.as_ref().is_none_or(|f| n.features.contains(f))
     };
-    cluster
-        .nodes
-        .iter()
-        .enumerate()
-        .filter(|(_, n)| may(n))
-        .map(|(i, _)| i)
-        .collect()
+    cluster.nodes.iter().enumerate().filter(|(_, n)| may(n)).map(|(i, _)| i).collect()
 }
 
 fn candidates<'a>(cluster: &'a Cluster, taken: &BTreeMap<JobId, Vec<JobId>>) -> Vec<Candidate<'a>> {
-    let free = |g: &Group, s: &Slice| {
-        !s.leaving && !taken.get(&g.base).is_some_and(|t| t.contains(&s.job))
-    };
-    let of = |group: &'a Group| {
-        group
-            .slices
-            .iter()
-            .map(move |slice| Candidate { group, slice })
-    };
-    let mut all: Vec<_> = cluster
-        .groups
-        .iter()
-        .flat_map(of)
-        .filter(|c| free(c.group, c.slice))
-        .collect();
+    let free = |g: &Group, s: &Slice| !s.leaving && !taken.get(&g.base).is_some_and(|t| t.contains(&s.job));
+    let of = |group: &'a Group| group.slices.iter().map(move |slice| Candidate { group, slice });
+    let mut all: Vec<_> = cluster.groups.iter().flat_map(of).filter(|c| free(c.group, c.slice)).collect();
     // Those that have most give first; of one group the newest slice.
-    all.sort_by_key(|c| {
-        (
-            Reverse(c.group.staying()),
-            c.group.base,
-            Reverse(c.slice.job),
-        )
-    });
+    all.sort_by_key(|c| (Reverse(c.group.staying()), c.group.base, Reverse(c.slice.job)));
     all
 }
 
@@ -163,25 +112,14 @@ fn fit<'a>(
     demand: &Demand,
     candidates: &[Candidate<'a>],
 ) -> Option<Vec<Share<'a>>> {
-    let required = |n: &usize| {
-        cluster
-            .nodes
-            .get(*n)
-            .is_some_and(|node| demand.required.contains(&node.name))
-    };
+    let required = |n: &usize| cluster.nodes.get(*n).is_some_and(|node| demand.required.contains(&node.name));
     let on = |n: usize| {
         let name = cluster.nodes.get(n).map(|node| &node.name);
-        candidates
-            .iter()
-            .copied()
-            .filter(move |c| Some(&c.slice.node) == name)
-            .collect::<Vec<_>>()
+        candidates.iter().copied().filter(move |c| Some(&c.slice.node) == name).collect::<Vec<_>>()
     };
     let gpus = match demand.gpus {
         GpuDemand::PerNode(k) => k,
-        GpuDemand::Total(k) if demand.nodes_max == Some(demand.nodes_min) => {
-            k.div_ceil(demand.nodes_min)
-        }
+        GpuDemand::Total(k) if demand.nodes_max == Some(demand.nodes_min) => k.div_ceil(demand.nodes_min),
         GpuDemand::Total(k) => return fit_total(cluster, room, places, demand, candidates, k),
     };
     let cpus = demand.cpus.div_ceil(demand.nodes_min.max(1));
@@ -189,22 +127,14 @@ fn fit<'a>(
     for &n in places {
         let (node, free) = (cluster.nodes.get(n)?, room.nodes.get(n)?);
         if let Some(release) = cheapest_on(node, free, gpus, cpus, demand.exclusive, &on(n)) {
-            options.push(Share {
-                node: n,
-                gpus,
-                cpus,
-                release,
-            });
+            options.push(Share { node: n, gpus, cpus, release });
         }
     }
     options.sort_by_key(|s| (!required(&s.node), cost(&s.release), s.node));
     let wanted = usize::try_from(demand.nodes_min.max(1)).ok()?;
     options.truncate(wanted);
-    let all_required = demand.required.iter().all(|r| {
-        options
-            .iter()
-            .any(|s| cluster.nodes.get(s.node).is_some_and(|n| n.name == *r))
-    });
+    let all_required =
+        demand.required.iter().all(|r| options.iter().any(|s| cluster.nodes.get(s.node).is_some_and(|n| n.name == *r)));
     (options.len() == wanted && all_required).then_some(options)
 }
 
@@ -224,20 +154,13 @@ fn cheapest_on<'a>(
     if exclusive {
         let all_ours = node.gpus - node.gpus_free.min(node.gpus) <= cost(here) + free.gpus_coming;
         let cpus_ours: u32 = here.iter().map(|c| c.slice.cpus).sum();
-        let whole = node.empty
-            || (all_ours
-                && node.cpus - node.cpus_free.min(node.cpus) <= cpus_ours + free.cpus_coming);
+        let whole =
+            node.empty || (all_ours && node.cpus - node.cpus_free.min(node.cpus) <= cpus_ours + free.cpus_coming);
         return (whole && node.gpus >= gpus && free.gpus == node.gpus_free).then(|| here.to_vec());
     }
     let enough = |set: &[Candidate<'a>]| {
-        let g = set
-            .iter()
-            .map(|c| c.slice.gpus)
-            .fold(free.gpus + free.gpus_coming, u32::saturating_add);
-        let c = set
-            .iter()
-            .map(|c| c.slice.cpus)
-            .fold(free.cpus + free.cpus_coming, u32::saturating_add);
+        let g = set.iter().map(|c| c.slice.gpus).fold(free.gpus + free.gpus_coming, u32::saturating_add);
+        let c = set.iter().map(|c| c.slice.cpus).fold(free.cpus + free.cpus_coming, u32::saturating_add);
         g >= gpus && c >= cpus
     };
     if enough(&[]) {
@@ -245,15 +168,9 @@ fn cheapest_on<'a>(
     }
     // A node holds few slices; above 12 the first 12 are looked at.
     let here = here.get(..here.len().min(12)).unwrap_or_default();
-    let sets = (1u32..1 << here.len()).map(|bits| {
-        here.iter()
-            .enumerate()
-            .filter(|(i, _)| bits >> i & 1 == 1)
-            .map(|(_, c)| *c)
-            .collect::<Vec<_>>()
-    });
-    sets.filter(|set| enough(set))
-        .min_by_key(|set| (cost(set), set.len()))
+    let sets = (1u32..1 << here.len())
+        .map(|bits| here.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, c)| *c).collect::<Vec<_>>());
+    sets.filter(|set| enough(set)).min_by_key(|set| (cost(set), set.len()))
 }
 
 /// A demand counted over all nodes: nodes with most room first, then the slices whose size comes nearest.
@@ -266,40 +183,22 @@ fn fit_total<'a>(
     gpus: GpuCount,
 ) -> Option<Vec<Share<'a>>> {
     let place = |c: &Candidate<'_>| {
-        places.iter().copied().find(|n| {
-            cluster
-                .nodes
-                .get(*n)
-                .is_some_and(|x| x.name == c.slice.node)
-        })
+        places.iter().copied().find(|n| cluster.nodes.get(*n).is_some_and(|x| x.name == c.slice.node))
     };
-    let free = |n: usize| {
-        room.nodes
-            .get(n)
-            .map_or((0, 0), |f| (f.gpus + f.gpus_coming, f.cpus + f.cpus_coming))
-    };
+    let free = |n: usize| room.nodes.get(n).map_or((0, 0), |f| (f.gpus + f.gpus_coming, f.cpus + f.cpus_coming));
     if demand.exclusive {
         return fit_whole_nodes(cluster, room, places, demand, candidates, gpus);
     }
-    let (mut have, mut cpus) = places
-        .iter()
-        .map(|n| free(*n))
-        .fold((0u32, 0u32), |(g, c), (fg, fc)| {
-            (g + fg, c.saturating_add(fc))
-        });
+    let (mut have, mut cpus) =
+        places.iter().map(|n| free(*n)).fold((0u32, 0u32), |(g, c), (fg, fc)| (g + fg, c.saturating_add(fc)));
     let mut release: Vec<(usize, Candidate<'a>)> = vec![];
-    let mut left: Vec<(usize, Candidate<'a>)> = candidates
-        .iter()
-        .filter_map(|c| Some((place(c)?, *c)))
-        .collect();
+    let mut left: Vec<(usize, Candidate<'a>)> = candidates.iter().filter_map(|c| Some((place(c)?, *c))).collect();
     while have < gpus || cpus < demand.cpus {
         let missing = gpus.saturating_sub(have);
         // The smallest slice that covers what is missing, else the largest.
-        let best = left.iter().enumerate().min_by_key(|(i, (_, c))| {
-            match c.slice.gpus.checked_sub(missing) {
-                Some(surplus) => (0, surplus, *i),
-                None => (1, missing - c.slice.gpus, *i),
-            }
+        let best = left.iter().enumerate().min_by_key(|(i, (_, c))| match c.slice.gpus.checked_sub(missing) {
+            Some(surplus) => (0, surplus, *i),
+            None => (1, missing - c.slice.gpus, *i),
         });
         let (at, _) = best?;
         let (node, c) = left.remove(at);
@@ -330,11 +229,7 @@ fn spread<'a>(
     release: &[(usize, Candidate<'a>)],
 ) -> Option<Vec<Share<'a>>> {
     let room_of = |n: usize| {
-        let back = release
-            .iter()
-            .filter(|(at, _)| *at == n)
-            .map(|(_, c)| c.slice.gpus)
-            .sum::<GpuCount>();
+        let back = release.iter().filter(|(at, _)| *at == n).map(|(_, c)| c.slice.gpus).sum::<GpuCount>();
         free(n).0 + back
     };
     let mut order: Vec<usize> = places.to_vec();
@@ -342,40 +237,20 @@ fn spread<'a>(
     order.sort_by_key(|n| (!releases(*n), Reverse(room_of(*n)), *n));
     let (mut missing, mut shares) = (gpus, vec![]);
     let cpus_each = |g: GpuCount| {
-        if gpus == 0 {
-            demand.cpus
-        } else {
-            demand.cpus.saturating_mul(g).div_ceil(gpus)
-        }
+        if gpus == 0 { demand.cpus } else { demand.cpus.saturating_mul(g).div_ceil(gpus) }
     };
     for n in order {
         let take = room_of(n).min(missing);
-        let of_node: Vec<_> = release
-            .iter()
-            .filter(|(at, _)| *at == n)
-            .map(|(_, c)| *c)
-            .collect();
+        let of_node: Vec<_> = release.iter().filter(|(at, _)| *at == n).map(|(_, c)| *c).collect();
         if take > 0 || !of_node.is_empty() {
-            shares.push(Share {
-                node: n,
-                gpus: take,
-                cpus: cpus_each(take),
-                release: of_node,
-            });
+            shares.push(Share { node: n, gpus: take, cpus: cpus_each(take), release: of_node });
         }
         missing -= take;
-        if missing == 0
-            && release
-                .iter()
-                .all(|(at, _)| shares.iter().any(|s: &Share<'_>| s.node == *at))
-        {
+        if missing == 0 && release.iter().all(|(at, _)| shares.iter().any(|s: &Share<'_>| s.node == *at)) {
             break;
         }
     }
-    let most = demand
-        .nodes_max
-        .and_then(|n| usize::try_from(n).ok())
-        .unwrap_or(usize::MAX);
+    let most = demand.nodes_max.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     (missing == 0 && shares.len() <= most).then_some(shares)
 }
 
@@ -390,18 +265,9 @@ fn fit_whole_nodes<'a>(
     let mut options: Vec<Share<'a>> = vec![];
     for &n in places {
         let (node, free) = (cluster.nodes.get(n)?, room.nodes.get(n)?);
-        let here: Vec<_> = candidates
-            .iter()
-            .copied()
-            .filter(|c| c.slice.node == node.name)
-            .collect();
+        let here: Vec<_> = candidates.iter().copied().filter(|c| c.slice.node == node.name).collect();
         if let Some(release) = cheapest_on(node, free, 0, 0, true, &here) {
-            options.push(Share {
-                node: n,
-                gpus: node.gpus,
-                cpus: node.cpus,
-                release,
-            });
+            options.push(Share { node: n, gpus: node.gpus, cpus: node.cpus, release });
         }
     }
     options.sort_by_key(|s| (cost(&s.release), Reverse(s.gpus), s.node));
@@ -436,14 +302,8 @@ fn keep_to_steps<'a>(release: &mut Vec<Candidate<'a>>, candidates: &[Candidate<'
             if over == 0 {
                 break;
             }
-            let rest = |c: &&Candidate<'a>| {
-                of_base(c) && !release.iter().any(|r| r.slice.job == c.slice.job)
-            };
-            let next = candidates
-                .iter()
-                .filter(rest)
-                .min_by_key(|c| c.slice.gpus.abs_diff(over))
-                .copied();
+            let rest = |c: &&Candidate<'a>| of_base(c) && !release.iter().any(|r| r.slice.job == c.slice.job);
+            let next = candidates.iter().filter(rest).min_by_key(|c| c.slice.gpus.abs_diff(over)).copied();
             let Some(next) = next else { break };
             release.push(next);
         }
@@ -451,12 +311,7 @@ fn keep_to_steps<'a>(release: &mut Vec<Candidate<'a>>, candidates: &[Candidate<'
 }
 
 /// Books what a pending job will take; returns how many idle GPUs that keeps from being lent.
-fn occupy(
-    room: &mut Room,
-    shares: &[Share<'_>],
-    release: &[Candidate<'_>],
-    cluster: &Cluster,
-) -> GpuCount {
+fn occupy(room: &mut Room, shares: &[Share<'_>], release: &[Candidate<'_>], cluster: &Cluster) -> GpuCount {
     for c in release {
         let at = cluster.nodes.iter().position(|n| n.name == c.slice.node);
         if let Some(free) = at.and_then(|n| room.nodes.get_mut(n)) {

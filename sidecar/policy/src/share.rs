@@ -5,14 +5,7 @@ use pliant_model::{Cluster, GpuCount, Group, Locality, Node, NodeName, Reason, S
 use std::collections::BTreeMap;
 
 /// Shares what `room` still has among the groups that may grow, smallest first, one STEP at a time.
-pub(crate) fn lend(
-    cluster: &Cluster,
-    config: &Config,
-    now: Seconds,
-    room: &mut Room,
-    kept: GpuCount,
-    plan: &mut Plan,
-) {
+pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut Room, kept: GpuCount, plan: &mut Plan) {
     let busy: Vec<_> = plan
         .actions
         .iter()
@@ -37,57 +30,32 @@ pub(crate) fn lend(
         let got: GpuCount = slices.iter().map(|(_, n)| n).sum();
         if got == 0 {
             let here: GpuCount = eligible(cluster, group).map(|(i, _)| free(room, i)).sum();
-            let reason = Reason::NoIdleGpus {
-                idle: here,
-                kept,
-                step: group.range.step,
-            };
+            let reason = Reason::NoIdleGpus { idle: here, kept, step: group.range.step };
             plan.notes.insert(group.base, reason);
             continue;
         }
         let from = group.size();
-        let reason = Reason::IdleGpus {
-            idle,
-            takers: count,
-            from,
-            to: from + got,
-        };
-        plan.actions.push(Action::Grow {
-            base: group.base,
-            slices,
-            reason,
-        });
+        let reason = Reason::IdleGpus { idle, takers: count, from, to: from + got };
+        plan.actions.push(Action::Grow { base: group.base, slices, reason });
     }
 }
 
 /// Why a group cannot grow in this round, whatever is idle.
 fn obstacle(group: &Group, config: &Config, now: Seconds) -> Option<Reason> {
     if let Some(order) = &group.in_flight {
-        return Some(Reason::InFlight {
-            order: order.clone(),
-        });
+        return Some(Reason::InFlight { order: order.clone() });
     }
     let size = group.size();
     if group.range.fit(group.base_gpus, size + group.range.step) <= size {
-        return Some(Reason::AtMax {
-            size,
-            max: group.range.max,
-        });
+        return Some(Reason::AtMax { size, max: group.range.max });
     }
     if !group.ready {
         return Some(Reason::NotReady);
     }
-    if let Some(left) = group
-        .ends_at
-        .map(|t| t.saturating_sub(now))
-        .filter(|l| *l < config.ends_soon)
-    {
+    if let Some(left) = group.ends_at.map(|t| t.saturating_sub(now)).filter(|l| *l < config.ends_soon) {
         return Some(Reason::EndsSoon { left });
     }
-    let left = group
-        .retry_at
-        .map(|t| t.saturating_sub(now))
-        .filter(|l| *l > 0)?;
+    let left = group.retry_at.map(|t| t.saturating_sub(now)).filter(|l| *l > 0)?;
     Some(Reason::BackOff { left })
 }
 
@@ -106,14 +74,8 @@ fn eligible<'a>(cluster: &'a Cluster, group: &'a Group) -> impl Iterator<Item = 
         n.usable
             && n.lendable
             && n.partitions.contains(&group.partition)
-            && group
-                .kind
-                .as_ref()
-                .is_none_or(|k| n.kind.as_ref() == Some(k))
-            && group
-                .feature
-                .as_ref()
-                .is_none_or(|f| n.features.contains(f))
+            && group.kind.as_ref().is_none_or(|k| n.kind.as_ref() == Some(k))
+            && group.feature.as_ref().is_none_or(|f| n.features.contains(f))
             && (group.locality == Locality::Any || near(&n.name))
     })
 }
@@ -123,20 +85,14 @@ fn usable(room: &Room, group: &Group, node: usize) -> GpuCount {
     let Some(f) = room.nodes.get(node) else {
         return 0;
     };
-    f.gpus
-        .min(f.cpus.checked_div(group.cpus_per_gpu).unwrap_or(f.gpus))
+    f.gpus.min(f.cpus.checked_div(group.cpus_per_gpu).unwrap_or(f.gpus))
 }
 
 /// Decides how many each gets, without deciding where: always the smallest that can still take a step.
 fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)]) {
-    let mut left: BTreeMap<usize, GpuCount> = (0..cluster.nodes.len())
-        .map(|n| (n, free(room, n)))
-        .collect();
+    let mut left: BTreeMap<usize, GpuCount> = (0..cluster.nodes.len()).map(|n| (n, free(room, n))).collect();
     let mut open: Vec<usize> = (0..takers.len()).collect();
-    while let Some(at) = open
-        .iter()
-        .copied()
-        .min_by_key(|i| takers.get(*i).map(|(g, more)| (g.size() + more, g.base)))
+    while let Some(at) = open.iter().copied().min_by_key(|i| takers.get(*i).map(|(g, more)| (g.size() + more, g.base)))
     {
         let Some((group, more)) = takers.get_mut(at) else {
             break;
@@ -144,12 +100,7 @@ fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)])
         let step = group.range.step;
         let grown = group.size() + *more + step;
         let nodes: Vec<usize> = eligible(cluster, group).map(|(i, _)| i).collect();
-        let reach = |n: &usize| {
-            left.get(n)
-                .copied()
-                .unwrap_or(0)
-                .min(usable(room, group, *n))
-        };
+        let reach = |n: &usize| left.get(n).copied().unwrap_or(0).min(usable(room, group, *n));
         let there: GpuCount = if group.locality == Locality::Node && group.size() == 0 {
             nodes.iter().map(reach).max().unwrap_or(0)
         } else {
@@ -172,15 +123,9 @@ fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)])
 
 /// Chooses nodes for `more` GPUs: as few and as large slices as can be, on nodes where the job is not yet, best
 /// fit first. Books them; what remains is cut back to a multiple of STEP.
-fn place(
-    cluster: &Cluster,
-    room: &mut Room,
-    group: &Group,
-    more: GpuCount,
-) -> Vec<(NodeName, GpuCount)> {
+fn place(cluster: &Cluster, room: &mut Room, group: &Group, more: GpuCount) -> Vec<(NodeName, GpuCount)> {
     let present = |name: &NodeName| {
-        (group.base_gpus > 0 && group.base_nodes.contains(name))
-            || group.slices.iter().any(|s| s.node == *name)
+        (group.base_gpus > 0 && group.base_nodes.contains(name)) || group.slices.iter().any(|s| s.node == *name)
     };
     let one_node = group.locality == Locality::Node && group.size() == 0;
     let mut chosen: Vec<(usize, GpuCount)> = vec![];
@@ -214,14 +159,9 @@ fn place(
     for (node, take) in &chosen {
         if let Some(f) = room.nodes.get_mut(*node) {
             f.gpus -= take;
-            f.cpus = f
-                .cpus
-                .saturating_sub(take.saturating_mul(group.cpus_per_gpu));
+            f.cpus = f.cpus.saturating_sub(take.saturating_mul(group.cpus_per_gpu));
         }
     }
     let name = |n: usize| cluster.nodes.get(n).map(|node| node.name.clone());
-    chosen
-        .into_iter()
-        .filter_map(|(n, take)| Some((name(n)?, take)))
-        .collect()
+    chosen.into_iter().filter_map(|(n, take)| Some((name(n)?, take))).collect()
 }

@@ -84,12 +84,7 @@ fn total(job: u32, gpus: GpuCount) -> PendingJob {
 }
 
 fn cluster(nodes: Vec<Node>, pending: Vec<PendingJob>, groups: Vec<Group>) -> Cluster {
-    Cluster {
-        as_of: NOW,
-        nodes,
-        pending,
-        groups,
-    }
+    Cluster { as_of: NOW, nodes, pending, groups }
 }
 
 fn run(c: &Cluster) -> Plan {
@@ -98,43 +93,23 @@ fn run(c: &Cluster) -> Plan {
 
 fn grown(plan: &Plan, base: u32) -> Vec<(String, GpuCount)> {
     let of = |a: &Action| match a {
-        Action::Grow {
-            base: b, slices, ..
-        } if b.0 == base => Some(slices.clone()),
+        Action::Grow { base: b, slices, .. } if b.0 == base => Some(slices.clone()),
         _ => None,
     };
-    plan.actions
-        .iter()
-        .find_map(of)
-        .unwrap_or_default()
-        .into_iter()
-        .map(|(n, g)| (n.0, g))
-        .collect()
+    plan.actions.iter().find_map(of).unwrap_or_default().into_iter().map(|(n, g)| (n.0, g)).collect()
 }
 
 fn shrunk(plan: &Plan, base: u32) -> Vec<u32> {
     let of = |a: &Action| match a {
-        Action::Shrink {
-            base: b, slices, ..
-        } if b.0 == base => Some(slices.clone()),
+        Action::Shrink { base: b, slices, .. } if b.0 == base => Some(slices.clone()),
         _ => None,
     };
-    plan.actions
-        .iter()
-        .find_map(of)
-        .unwrap_or_default()
-        .into_iter()
-        .map(|j| j.0)
-        .collect()
+    plan.actions.iter().find_map(of).unwrap_or_default().into_iter().map(|j| j.0).collect()
 }
 
 #[test]
 fn a_job_grows_to_its_maximum_in_one_slice_on_a_fresh_node() {
-    let c = cluster(
-        vec![node("n0", 8, 6), node("n1", 8, 8)],
-        vec![],
-        vec![group(1, "2-8", 2)],
-    );
+    let c = cluster(vec![node("n0", 8, 6), node("n1", 8, 8)], vec![], vec![group(1, "2-8", 2)]);
     let plan = run(&c);
     assert_eq!(grown(&plan, 1), [("n1".to_owned(), 6)]);
 }
@@ -142,77 +117,32 @@ fn a_job_grows_to_its_maximum_in_one_slice_on_a_fresh_node() {
 #[test]
 fn idle_gpus_are_shared_evenly() {
     let groups = vec![group(1, "2-16", 2), group(2, "2-16", 2)];
-    let plan = run(&cluster(
-        vec![node("n0", 8, 4), node("n1", 8, 4)],
-        vec![],
-        groups,
-    ));
+    let plan = run(&cluster(vec![node("n0", 8, 4), node("n1", 8, 4)], vec![], groups));
     let sum = |b| grown(&plan, b).iter().map(|(_, g)| g).sum::<u32>();
     assert_eq!((sum(1), sum(2)), (4, 4));
 }
 
 #[test]
 fn growth_keeps_to_range_and_step() {
-    let plan = run(&cluster(
-        vec![node("n0", 8, 7)],
-        vec![],
-        vec![group(1, "1-8:4", 1)],
-    ));
+    let plan = run(&cluster(vec![node("n0", 8, 7)], vec![], vec![group(1, "1-8:4", 1)]));
     assert_eq!(grown(&plan, 1), [("n0".to_owned(), 4)]);
-    let plan = run(&cluster(
-        vec![node("n0", 8, 3)],
-        vec![],
-        vec![group(1, "1-8:4", 1)],
-    ));
-    assert_eq!(
-        plan.notes[&JobId(1)],
-        Reason::NoIdleGpus {
-            idle: 3,
-            kept: 0,
-            step: 4
-        }
-    );
+    let plan = run(&cluster(vec![node("n0", 8, 3)], vec![], vec![group(1, "1-8:4", 1)]));
+    assert_eq!(plan.notes[&JobId(1)], Reason::NoIdleGpus { idle: 3, kept: 0, step: 4 });
 }
 
 #[test]
 fn a_pending_job_takes_back_only_what_it_needs() {
-    let g = with(
-        group(1, "2-14", 2),
-        &[(11, "n1", 8), (12, "n0", 2), (13, "n0", 2)],
-    );
-    let c = cluster(
-        vec![node("n0", 8, 2), node("n1", 8, 0)],
-        vec![pending(5, GpuDemand::PerNode(4), 1)],
-        vec![g],
-    );
+    let g = with(group(1, "2-14", 2), &[(11, "n1", 8), (12, "n0", 2), (13, "n0", 2)]);
+    let c = cluster(vec![node("n0", 8, 2), node("n1", 8, 0)], vec![pending(5, GpuDemand::PerNode(4), 1)], vec![g]);
     let plan = run(&c);
-    assert_eq!(
-        shrunk(&plan, 1),
-        [13],
-        "the newest small slice beside the idle GPUs"
-    );
-    assert!(matches!(
-        plan.actions[0],
-        Action::Shrink {
-            reason: Reason::PendingJob {
-                wants: 4,
-                taken: 2,
-                ..
-            },
-            ..
-        }
-    ));
+    assert_eq!(shrunk(&plan, 1), [13], "the newest small slice beside the idle GPUs");
+    assert!(matches!(plan.actions[0], Action::Shrink { reason: Reason::PendingJob { wants: 4, taken: 2, .. }, .. }));
 }
 
 #[test]
 fn a_total_demand_over_nodes_takes_the_slice_that_comes_nearest() {
     let g = with(group(1, "2-8", 2), &[(11, "n1", 6)]);
-    let nodes = vec![
-        node("n0", 8, 6),
-        node("n1", 8, 2),
-        node("n2", 8, 8),
-        node("n3", 8, 8),
-    ];
+    let nodes = vec![node("n0", 8, 6), node("n1", 8, 2), node("n2", 8, 8), node("n3", 8, 8)];
     let plan = run(&cluster(nodes, vec![total(5, 28)], vec![g]));
     assert_eq!(shrunk(&plan, 1), [11]);
 }
@@ -220,30 +150,18 @@ fn a_total_demand_over_nodes_takes_the_slice_that_comes_nearest() {
 #[test]
 fn what_fits_is_kept_and_nothing_is_taken() {
     let g = with(group(1, "2-16", 2), &[(11, "n1", 4)]);
-    let c = cluster(
-        vec![node("n0", 8, 6), node("n1", 8, 4)],
-        vec![total(5, 6)],
-        vec![g],
-    );
+    let c = cluster(vec![node("n0", 8, 6), node("n1", 8, 4)], vec![total(5, 6)], vec![g]);
     let plan = run(&c);
     assert_eq!(plan.fitting, [JobId(5)]);
     assert!(shrunk(&plan, 1).is_empty());
-    assert_eq!(
-        grown(&plan, 1).iter().map(|(_, g)| g).sum::<u32>(),
-        4,
-        "only what is left after the pending job"
-    );
+    assert_eq!(grown(&plan, 1).iter().map(|(_, g)| g).sum::<u32>(), 4, "only what is left after the pending job");
 }
 
 #[test]
 fn a_job_that_slurm_does_not_start_loses_its_claim() {
     let mut p = total(5, 6);
     p.fits_since = Some(NOW - 121);
-    let plan = run(&cluster(
-        vec![node("n0", 8, 6)],
-        vec![p],
-        vec![group(1, "2-16", 2)],
-    ));
+    let plan = run(&cluster(vec![node("n0", 8, 6)], vec![p], vec![group(1, "2-16", 2)]));
     assert_eq!(plan.notes[&JobId(5)], Reason::NotStarted { since: 121 });
     assert_eq!(grown(&plan, 1), [("n0".to_owned(), 6)]);
 }
@@ -252,13 +170,7 @@ fn a_job_that_slurm_does_not_start_loses_its_claim() {
 fn what_cannot_fit_takes_nothing() {
     let g = with(group(1, "2-8", 2), &[(11, "n0", 4)]);
     let plan = run(&cluster(vec![node("n0", 8, 0)], vec![total(5, 7)], vec![g]));
-    assert_eq!(
-        plan.notes[&JobId(5)],
-        Reason::CannotFit {
-            wants: 7,
-            reachable: 4
-        }
-    );
+    assert_eq!(plan.notes[&JobId(5)], Reason::CannotFit { wants: 7, reachable: 4 });
     assert!(plan.actions.is_empty());
 }
 
@@ -267,11 +179,7 @@ fn leaving_slices_are_not_taken_twice() {
     let mut g = with(group(1, "2-14", 2), &[(11, "n1", 8), (12, "n0", 4)]);
     g.slices[0].leaving = true;
     g.in_flight = Some(OrderId("a".into()));
-    let c = cluster(
-        vec![node("n0", 8, 2), node("n1", 8, 0)],
-        vec![pending(5, GpuDemand::PerNode(8), 1)],
-        vec![g],
-    );
+    let c = cluster(vec![node("n0", 8, 2), node("n1", 8, 0)], vec![pending(5, GpuDemand::PerNode(8), 1)], vec![g]);
     let plan = run(&c);
     assert!(plan.actions.is_empty());
     assert_eq!(plan.fitting, [JobId(5)]);
@@ -279,15 +187,8 @@ fn leaving_slices_are_not_taken_twice() {
 
 #[test]
 fn a_release_leaves_whole_steps() {
-    let g = with(
-        group(1, "2-14:4", 2),
-        &[(11, "n0", 2), (12, "n1", 2), (13, "n1", 4)],
-    );
-    let c = cluster(
-        vec![node("n0", 8, 0), node("n1", 8, 0)],
-        vec![pending(5, GpuDemand::PerNode(2), 1)],
-        vec![g],
-    );
+    let g = with(group(1, "2-14:4", 2), &[(11, "n0", 2), (12, "n1", 2), (13, "n1", 4)]);
+    let c = cluster(vec![node("n0", 8, 0), node("n1", 8, 0)], vec![pending(5, GpuDemand::PerNode(2), 1)], vec![g]);
     let mut out = shrunk(&run(&c), 1);
     out.sort_unstable();
     assert_eq!(out, [11, 12]);
@@ -317,19 +218,11 @@ fn an_exclusive_job_needs_a_node_that_holds_only_slices() {
 fn locality_node_stays_with_the_job() {
     let mut g = group(1, "2-8", 2);
     g.locality = Locality::Node;
-    let plan = run(&cluster(
-        vec![node("n0", 8, 2), node("n1", 8, 8)],
-        vec![],
-        vec![g],
-    ));
+    let plan = run(&cluster(vec![node("n0", 8, 2), node("n1", 8, 8)], vec![], vec![g]));
     assert_eq!(grown(&plan, 1), [("n0".to_owned(), 2)]);
     let mut g = group(1, "0-8", 0);
     g.locality = Locality::Node;
-    let plan = run(&cluster(
-        vec![node("n0", 8, 3), node("n1", 8, 5)],
-        vec![],
-        vec![g],
-    ));
+    let plan = run(&cluster(vec![node("n0", 8, 3), node("n1", 8, 5)], vec![], vec![g]));
     assert_eq!(grown(&plan, 1), [("n1".to_owned(), 5)]);
 }
 
@@ -380,15 +273,8 @@ fn apply(c: &Cluster, plan: &Plan) -> Cluster {
                     n.gpus_free -= gpus;
                     n.cpus_free -= gpus;
                     n.empty = false;
-                    let job =
-                        JobId(1000 + base.0 * 50 + u32::try_from(i + g.slices.len()).unwrap());
-                    g.slices.push(Slice {
-                        job,
-                        node: name.clone(),
-                        gpus: *gpus,
-                        cpus: *gpus,
-                        leaving: false,
-                    });
+                    let job = JobId(1000 + base.0 * 50 + u32::try_from(i + g.slices.len()).unwrap());
+                    g.slices.push(Slice { job, node: name.clone(), gpus: *gpus, cpus: *gpus, leaving: false });
                 }
             }
             Action::Shrink { base, slices, .. } => {

@@ -340,19 +340,10 @@ mod tests {
 
     #[test]
     fn questions_have_a_flat_tagged_form() {
-        let request = Request {
-            id: 7,
-            ask: Ask::Cancel {
-                job: "12_3".into(),
-                signal: None,
-                reason: Some("grace over".into()),
-            },
-        };
+        let request =
+            Request { id: 7, ask: Ask::Cancel { job: "12_3".into(), signal: None, reason: Some("grace over".into()) } };
         let text = serde_json::to_string(&request).unwrap();
-        assert_eq!(
-            text,
-            r#"{"id":7,"ask":"cancel","job":"12_3","signal":null,"reason":"grace over"}"#
-        );
+        assert_eq!(text, r#"{"id":7,"ask":"cancel","job":"12_3","signal":null,"reason":"grace over"}"#);
         assert_eq!(serde_json::from_str::<Request>(&text).unwrap(), request);
         let ping: Request = serde_json::from_str(r#"{"id":1,"ask":"ping"}"#).unwrap();
         assert_eq!(ping.ask, Ask::Ping);
@@ -363,16 +354,8 @@ mod tests {
         let text = r#"{"id":1,"ask":"update","job":"5","fields":{"user_id":0}}"#;
         assert!(serde_json::from_str::<Request>(text).is_err());
         let text = r#"{"id":1,"ask":"update","job":"5","fields":{"time_limit":10}}"#;
-        let Ask::Update { fields, .. } = serde_json::from_str::<Request>(text).unwrap().ask else {
-            panic!()
-        };
-        assert_eq!(
-            fields,
-            UpdateFields {
-                time_limit: Some(10),
-                ..Default::default()
-            }
-        );
+        let Ask::Update { fields, .. } = serde_json::from_str::<Request>(text).unwrap().ask else { panic!() };
+        assert_eq!(fields, UpdateFields { time_limit: Some(10), ..Default::default() });
     }
 
     #[test]
@@ -386,22 +369,10 @@ mod tests {
             ..Default::default()
         };
         let answers = [
-            Answer::Jobs {
-                as_of: 1,
-                jobs: vec![job],
-            },
-            Answer::Nodes {
-                as_of: 1,
-                nodes: vec![NodeRecord::default()],
-            },
-            Answer::Partitions {
-                as_of: 1,
-                partitions: vec![PartitionRecord::default()],
-            },
-            Answer::Error {
-                errno: 2017,
-                text: "Invalid job id specified".into(),
-            },
+            Answer::Jobs { as_of: 1, jobs: vec![job] },
+            Answer::Nodes { as_of: 1, nodes: vec![NodeRecord::default()] },
+            Answer::Partitions { as_of: 1, partitions: vec![PartitionRecord::default()] },
+            Answer::Error { errno: 2017, text: "Invalid job id specified".into() },
             Answer::Done,
         ];
         for answer in answers {

@@ -44,10 +44,8 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
 /// # Errors
 /// When the length does not fit four bytes.
 pub fn frame(payload: &[u8]) -> Result<Vec<u8>, CodecError> {
-    let length = u32::try_from(payload.len()).map_err(|_| CodecError::Length {
-        length: payload.len() as u64,
-        max: MAX_BRIDGE_FRAME,
-    })?;
+    let length = u32::try_from(payload.len())
+        .map_err(|_| CodecError::Length { length: payload.len() as u64, max: MAX_BRIDGE_FRAME })?;
     let mut out = Vec::with_capacity(payload.len() + 4);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(payload);
@@ -73,11 +71,7 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder that refuses payloads above `max` bytes.
     pub fn new(max: usize) -> Self {
-        Decoder {
-            buffer: vec![],
-            start: 0,
-            max,
-        }
+        Decoder { buffer: vec![], start: 0, max }
     }
 
     /// Takes bytes as they came.
@@ -110,10 +104,7 @@ impl Decoder {
 fn checked(length: u32, max: usize) -> Result<usize, CodecError> {
     let size = usize::try_from(length).unwrap_or(usize::MAX);
     if size == 0 || size > max {
-        return Err(CodecError::Length {
-            length: u64::from(length),
-            max,
-        });
+        return Err(CodecError::Length { length: u64::from(length), max });
     }
     Ok(size)
 }
@@ -152,10 +143,7 @@ pub fn read_payload(from: &mut impl Read, max: usize) -> Result<Option<Vec<u8>>,
 ///
 /// # Errors
 /// As [`read_payload`], or when the payload is no message of the set.
-pub fn read_frame<T: DeserializeOwned>(
-    from: &mut impl Read,
-    max: usize,
-) -> Result<Option<T>, CodecError> {
+pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read, max: usize) -> Result<Option<T>, CodecError> {
     read_payload(from, max)?.map(|p| decode(&p)).transpose()
 }
 
@@ -177,23 +165,11 @@ mod tests {
     #[test]
     fn a_stream_that_ends_inside_a_frame_is_an_error() {
         let bytes = encode(&"hello").unwrap();
-        assert!(
-            read_frame::<String>(&mut &bytes[..0], 100)
-                .unwrap()
-                .is_none()
-        );
+        assert!(read_frame::<String>(&mut &bytes[..0], 100).unwrap().is_none());
         for cut in 1..bytes.len() {
-            assert!(
-                read_frame::<String>(&mut &bytes[..cut], 100).is_err(),
-                "{cut}"
-            );
+            assert!(read_frame::<String>(&mut &bytes[..cut], 100).is_err(), "{cut}");
         }
-        assert_eq!(
-            read_frame::<String>(&mut bytes.as_slice(), 100)
-                .unwrap()
-                .as_deref(),
-            Some("hello")
-        );
+        assert_eq!(read_frame::<String>(&mut bytes.as_slice(), 100).unwrap().as_deref(), Some("hello"));
     }
 
     proptest! {

@@ -73,10 +73,7 @@ pub struct Agent {
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent {
-            socket: "/run/pliant/agent.sock".into(),
-            daemon: "localhost:7467".into(),
-        }
+        Agent { socket: "/run/pliant/agent.sock".into(), daemon: "localhost:7467".into() }
     }
 }
 
@@ -102,10 +99,7 @@ pub struct Elastic {
 
 impl Default for Elastic {
     fn default() -> Self {
-        Elastic {
-            grace: 60,
-            grace_max: 600,
-        }
+        Elastic { grace: 60, grace_max: 600 }
     }
 }
 
@@ -160,16 +154,9 @@ impl Config {
     /// [`ConfigError`], which names the file, what was typed and what to do.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         use std::io::Read as _;
-        let read = |source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let read = |source| ConfigError::Read { path: path.to_owned(), source };
         let mut text = String::new();
-        std::fs::File::open(path)
-            .map_err(read)?
-            .take(MAX_FILE)
-            .read_to_string(&mut text)
-            .map_err(read)?;
+        std::fs::File::open(path).map_err(read)?.take(MAX_FILE).read_to_string(&mut text).map_err(read)?;
         Config::parse(&text, path)
     }
 
@@ -190,24 +177,14 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-        let syntax = |e: toml::de::Error| ConfigError::Syntax {
-            path: path.to_owned(),
-            text: e.to_string(),
-        };
+        let syntax = |e: toml::de::Error| ConfigError::Syntax { path: path.to_owned(), text: e.to_string() };
         let table: toml::Table = text.parse().map_err(syntax)?;
         let known = known_keys();
         for key in leaf_keys(&table) {
             if !known.contains(&key) {
                 let distance = |k: &&String| strsim::damerau_levenshtein(k, &key);
-                let nearest = known
-                    .iter()
-                    .min_by_key(distance)
-                    .filter(|k| distance(k) <= key.len() / 2);
-                return Err(ConfigError::UnknownKey {
-                    path: path.to_owned(),
-                    nearest: nearest.cloned(),
-                    key,
-                });
+                let nearest = known.iter().min_by_key(distance).filter(|k| distance(k) <= key.len() / 2);
+                return Err(ConfigError::UnknownKey { path: path.to_owned(), nearest: nearest.cloned(), key });
             }
         }
         let config: Config = toml::from_str(text).map_err(syntax)?;
@@ -217,37 +194,20 @@ impl Config {
 
     fn check(&self, path: &Path) -> Result<(), ConfigError> {
         let bad = |key, value: Seconds, why| {
-            Err(ConfigError::Value {
-                path: path.to_owned(),
-                key,
-                value: value.to_string(),
-                why,
-            })
+            Err(ConfigError::Value { path: path.to_owned(), key, value: value.to_string(), why })
         };
         let d = &self.daemon;
         if d.poll_interval == 0 || d.poll_interval > 3600 {
-            return bad(
-                "daemon.poll_interval",
-                d.poll_interval,
-                "must be 1 to 3600 seconds",
-            );
+            return bad("daemon.poll_interval", d.poll_interval, "must be 1 to 3600 seconds");
         }
         if d.stale_after <= d.poll_interval {
-            return bad(
-                "daemon.stale_after",
-                d.stale_after,
-                "must be above daemon.poll_interval",
-            );
+            return bad("daemon.stale_after", d.stale_after, "must be above daemon.poll_interval");
         }
         if d.patience == 0 {
             return bad("daemon.patience", d.patience, "must be at least 1 second");
         }
         if self.elastic.grace > self.elastic.grace_max {
-            return bad(
-                "elastic.grace",
-                self.elastic.grace,
-                "must not be above elastic.grace_max",
-            );
+            return bad("elastic.grace", self.elastic.grace, "must not be above elastic.grace_max");
         }
         Ok(())
     }
@@ -255,18 +215,14 @@ impl Config {
 
 /// Every key with its table: `daemon.listen`, ….
 pub fn known_keys() -> Vec<String> {
-    toml::Table::try_from(Config::default())
-        .map(|t| leaf_keys(&t))
-        .unwrap_or_default()
+    toml::Table::try_from(Config::default()).map(|t| leaf_keys(&t)).unwrap_or_default()
 }
 
 fn leaf_keys(table: &toml::Table) -> Vec<String> {
     let mut out = vec![];
     for (name, value) in table {
         match value {
-            toml::Value::Table(inner) if !inner.is_empty() => {
-                out.extend(inner.keys().map(|k| format!("{name}.{k}")))
-            }
+            toml::Value::Table(inner) if !inner.is_empty() => out.extend(inner.keys().map(|k| format!("{name}.{k}"))),
             toml::Value::Table(_) => {}
             _ => out.push(name.clone()),
         }
@@ -290,35 +246,15 @@ mod tests {
 
     #[test]
     fn an_unknown_key_names_the_nearest() {
-        let e = parse("[daemon]\npol_interval = 3\n")
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            e,
-            "pliant.toml: unknown key \"daemon.pol_interval\", did you mean \"daemon.poll_interval\"?"
-        );
-        assert!(
-            parse("colour = 1")
-                .unwrap_err()
-                .to_string()
-                .contains("unknown key \"colour\"")
-        );
+        let e = parse("[daemon]\npol_interval = 3\n").unwrap_err().to_string();
+        assert_eq!(e, "pliant.toml: unknown key \"daemon.pol_interval\", did you mean \"daemon.poll_interval\"?");
+        assert!(parse("colour = 1").unwrap_err().to_string().contains("unknown key \"colour\""));
     }
 
     #[test]
     fn values_are_checked() {
-        assert!(
-            parse("[daemon]\npoll_interval = 0")
-                .unwrap_err()
-                .to_string()
-                .contains("daemon.poll_interval = 0")
-        );
-        assert!(
-            parse("[daemon]\npoll_interval = \"x\"")
-                .unwrap_err()
-                .to_string()
-                .contains("line 2")
-        );
+        assert!(parse("[daemon]\npoll_interval = 0").unwrap_err().to_string().contains("daemon.poll_interval = 0"));
+        assert!(parse("[daemon]\npoll_interval = \"x\"").unwrap_err().to_string().contains("line 2"));
         assert!(parse("[elastic]\ngrace = 700").is_err());
     }
 }

@@ -23,21 +23,9 @@ pub const TABLE: &[(u8, &str)] = &[
     (OK, "success"),
     (FAILURE, "it did not work; the message says why"),
     (USAGE, "the command line is wrong"),
-    (
-        UNFIT,
-        "run: MIN or MAX do not fit the allocation, or this kind of job cannot be elastic",
-    ),
-    (
-        NO_WORLD,
-        "run: not inside a Slurm job, or it holds no GPU and none was asked for",
-    ),
-    (
-        SLURM,
-        "run: Slurm did not answer and nothing could be started",
-    ),
-    (
-        NEVER_STARTED,
-        "run: a base without GPUs reached its time limit before any GPU came",
-    ),
+    (UNFIT, "run: MIN or MAX do not fit the allocation, or this kind of job cannot be elastic"),
+    (NO_WORLD, "run: not inside a Slurm job, or it holds no GPU and none was asked for"),
+    (SLURM, "run: Slurm did not answer and nothing could be started"),
+    (NEVER_STARTED, "run: a base without GPUs reached its time limit before any GPU came"),
     (NO_COMMAND, "run: the command could not be started"),
 ];

@@ -4,9 +4,7 @@
 //! pliantd needs nothing but the next one. Orders are named by [`OrderId`] and may be repeated at will.
 
 use pliant_model::resize::{Kind, State};
-use pliant_model::{
-    GpuCount, GpuRange, JobId, Locality, Member, NodeName, OrderId, Reason, Seconds,
-};
+use pliant_model::{GpuCount, GpuRange, JobId, Locality, Member, NodeName, OrderId, Reason, Seconds};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since the Unix epoch.
@@ -188,11 +186,7 @@ pub struct SliceMark {
 
 impl std::fmt::Display for SliceMark {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "pliant base={} instance={} token={}",
-            self.base, self.instance, self.token
-        )
+        write!(f, "pliant base={} instance={} token={}", self.base, self.instance, self.token)
     }
 }
 
@@ -203,19 +197,9 @@ impl SliceMark {
         if words.next()? != "pliant" {
             return None;
         }
-        let mut get = |key: &str| {
-            words
-                .next()?
-                .strip_prefix(key)?
-                .strip_prefix('=')
-                .map(str::to_owned)
-        };
+        let mut get = |key: &str| words.next()?.strip_prefix(key)?.strip_prefix('=').map(str::to_owned);
         let base = get("base")?.parse().ok()?;
-        Some(SliceMark {
-            base,
-            instance: get("instance")?,
-            token: get("token")?,
-        })
+        Some(SliceMark { base, instance: get("instance")?, token: get("token")? })
     }
 }
 
@@ -230,19 +214,9 @@ mod tests {
 
     #[test]
     fn a_mark_survives_the_comment() {
-        let mark = SliceMark {
-            base: JobId(7),
-            instance: "ab12".into(),
-            token: "cd".into(),
-        };
+        let mark = SliceMark { base: JobId(7), instance: "ab12".into(), token: "cd".into() };
         assert_eq!(SliceMark::parse(&mark.to_string()), Some(mark));
-        for other in [
-            "",
-            "pliant",
-            "pliant base=x instance=a token=b",
-            "my job",
-            "pliant instance=a base=7 token=b",
-        ] {
+        for other in ["", "pliant", "pliant base=x instance=a token=b", "my job", "pliant instance=a base=7 token=b"] {
             assert_eq!(SliceMark::parse(other), None, "{other}");
         }
     }

@@ -167,47 +167,17 @@ mod tests {
 
     #[test]
     fn the_wire_form_that_other_languages_rely_on() {
-        let hello = ToAgent::Hello {
-            version: 1,
-            software: "0.1.0".into(),
-            role: Role::Client {
-                rank: 3,
-                generation: 2,
-            },
-        };
+        let hello =
+            ToAgent::Hello { version: 1, software: "0.1.0".into(), role: Role::Client { rank: 3, generation: 2 } };
         let text = serde_json::to_string(&hello).unwrap();
-        assert_eq!(
-            text,
-            r#"{"type":"hello","version":1,"software":"0.1.0","role":"client","rank":3,"generation":2}"#
-        );
-        let vote = ToAgent::Client(FromClient::Vote {
-            boundary: 12,
-            accept: true,
-            passed: 9,
-        });
+        assert_eq!(text, r#"{"type":"hello","version":1,"software":"0.1.0","role":"client","rank":3,"generation":2}"#);
+        let vote = ToAgent::Client(FromClient::Vote { boundary: 12, accept: true, passed: 9 });
         let text = serde_json::to_string(&vote).unwrap();
-        assert_eq!(
-            text,
-            r#"{"type":"client","say":"vote","boundary":12,"accept":true,"passed":9}"#
-        );
-        let report: ToAgent =
-            serde_json::from_str(r#"{"type":"client","say":"report","step":5}"#).unwrap();
-        assert_eq!(
-            report,
-            ToAgent::Client(FromClient::Report(Progress {
-                step: Some(5),
-                ..Progress::default()
-            }))
-        );
-        let propose = FromAgent::Client(ToClient::Propose {
-            boundary: 9,
-            grace: 60,
-            reason: "x".into(),
-        });
+        assert_eq!(text, r#"{"type":"client","say":"vote","boundary":12,"accept":true,"passed":9}"#);
+        let report: ToAgent = serde_json::from_str(r#"{"type":"client","say":"report","step":5}"#).unwrap();
+        assert_eq!(report, ToAgent::Client(FromClient::Report(Progress { step: Some(5), ..Progress::default() })));
+        let propose = FromAgent::Client(ToClient::Propose { boundary: 9, grace: 60, reason: "x".into() });
         let text = serde_json::to_string(&propose).unwrap();
-        assert_eq!(
-            text,
-            r#"{"type":"client","say":"propose","boundary":9,"grace":60,"reason":"x"}"#
-        );
+        assert_eq!(text, r#"{"type":"client","say":"propose","boundary":9,"grace":60,"reason":"x"}"#);
     }
 }

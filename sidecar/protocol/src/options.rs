@@ -173,20 +173,12 @@ impl Typed {
     /// `None`: no `--elastic`, so the job is a plain one (texts of the other flags are checked all the same; their twins
     /// are not, since a twin may stand in a profile for jobs to come).
     pub fn meaning(&self, limits: &GraceLimits) -> Result<Option<Request>, OptionError> {
-        let range = self.parsed(Key::Elastic, |text| {
-            text.parse::<GpuRange>().map_err(Cause::Range)
-        })?;
+        let range = self.parsed(Key::Elastic, |text| text.parse::<GpuRange>().map_err(Cause::Range))?;
         let elastic = range.is_some();
         let counts = |key| elastic || matches!(self.get(key), Some((_, Source::Flag)));
-        let grace = if counts(Key::Grace) {
-            self.parsed(Key::Grace, |text| grace(text, limits))?
-        } else {
-            None
-        };
+        let grace = if counts(Key::Grace) { self.parsed(Key::Grace, |text| grace(text, limits))? } else { None };
         let locality = if counts(Key::Locality) {
-            self.parsed(Key::Locality, |text| {
-                text.parse::<Locality>().map_err(|_| Cause::Locality)
-            })?
+            self.parsed(Key::Locality, |text| text.parse::<Locality>().map_err(|_| Cause::Locality))?
         } else {
             None
         };
@@ -202,26 +194,14 @@ impl Typed {
         if self.get(Key::Elastic).is_some() {
             return None;
         }
-        [Key::Grace, Key::Locality]
-            .into_iter()
-            .find(|&key| self.slot(key).flag.is_some())
-            .map(Key::def)
+        [Key::Grace, Key::Locality].into_iter().find(|&key| self.slot(key).flag.is_some()).map(Key::def)
     }
 
-    fn parsed<T>(
-        &self,
-        key: Key,
-        parse: impl Fn(&str) -> Result<T, Cause>,
-    ) -> Result<Option<T>, OptionError> {
+    fn parsed<T>(&self, key: Key, parse: impl Fn(&str) -> Result<T, Cause>) -> Result<Option<T>, OptionError> {
         let Some((text, written)) = self.get(key) else {
             return Ok(None);
         };
-        parse(text).map(Some).map_err(|cause| OptionError {
-            key,
-            written,
-            text: shown(text),
-            cause,
-        })
+        parse(text).map(Some).map_err(|cause| OptionError { key, written, text: shown(text), cause })
     }
 }
 
@@ -236,10 +216,7 @@ pub struct GraceLimits {
 
 impl Default for GraceLimits {
     fn default() -> Self {
-        GraceLimits {
-            default: 60,
-            max: 600,
-        }
+        GraceLimits { default: 60, max: 600 }
     }
 }
 
@@ -268,17 +245,9 @@ impl Request {
     /// missing or no longer makes sense falls back to its default: the text came through the user's environment.
     pub fn from_job_env(get: impl Fn(&str) -> Option<String>) -> Option<Request> {
         let range = get(JOB_ELASTIC)?.parse().ok()?;
-        let grace = get(JOB_ELASTIC_GRACE)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(GraceLimits::default().default);
-        let locality = get(JOB_ELASTIC_LOCALITY)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or_default();
-        Some(Request {
-            range,
-            grace,
-            locality,
-        })
+        let grace = get(JOB_ELASTIC_GRACE).and_then(|text| text.parse().ok()).unwrap_or(GraceLimits::default().default);
+        let locality = get(JOB_ELASTIC_LOCALITY).and_then(|text| text.parse().ok()).unwrap_or_default();
+        Some(Request { range, grace, locality })
     }
 }
 
@@ -321,9 +290,7 @@ impl fmt::Display for OptionError {
             Cause::Range(cause) => cause.fmt(f)?,
             Cause::Time(TimeError::Grammar) => f.write_str("not a time")?,
             Cause::Time(cause) => cause.fmt(f)?,
-            Cause::GraceTooLong { max } => {
-                write!(f, "this cluster allows at most {}", time::format(*max))?
-            }
+            Cause::GraceTooLong { max } => write!(f, "this cluster allows at most {}", time::format(*max))?,
             Cause::Locality => f.write_str("not a locality")?,
         }
         match self.written {
@@ -370,10 +337,7 @@ mod tests {
     }
 
     fn refused(typed: &Typed) -> String {
-        typed
-            .meaning(&GraceLimits::default())
-            .unwrap_err()
-            .to_string()
+        typed.meaning(&GraceLimits::default()).unwrap_err().to_string()
     }
 
     #[test]
@@ -383,10 +347,7 @@ mod tests {
         typed.set_flag(Key::Elastic, "2-8:2");
         typed.set_env(Key::Grace, "0:30");
         let request = typed.meaning(&GraceLimits::default()).unwrap().unwrap();
-        assert_eq!(
-            (request.range.to_string().as_str(), request.grace),
-            ("2-8:2", 30)
-        );
+        assert_eq!((request.range.to_string().as_str(), request.grace), ("2-8:2", 30));
         assert_eq!(request.locality, Locality::Any);
     }
 
@@ -395,17 +356,8 @@ mod tests {
         let mut typed = Typed::default();
         typed.set_env(Key::Elastic, "0-16");
         typed.set_env(Key::Locality, "");
-        let request = typed
-            .meaning(&GraceLimits {
-                default: 20,
-                max: 30,
-            })
-            .unwrap()
-            .unwrap();
-        assert_eq!(
-            (request.range.min, request.range.max, request.grace),
-            (Some(0), 16, 20)
-        );
+        let request = typed.meaning(&GraceLimits { default: 20, max: 30 }).unwrap().unwrap();
+        assert_eq!((request.range.min, request.range.max, request.grace), (Some(0), 16, 20));
     }
 
     #[test]
@@ -417,41 +369,19 @@ mod tests {
         assert_eq!(typed.meaning(&GraceLimits::default()), Ok(None));
         assert_eq!(typed.without_effect().unwrap().name, "elastic-grace");
         typed.set_flag(Key::Grace, "nonsense");
-        assert!(
-            refused(&typed)
-                .starts_with("--elastic-grace=nonsense: not a time; write --elastic-grace=TIME")
-        );
+        assert!(refused(&typed).starts_with("--elastic-grace=nonsense: not a time; write --elastic-grace=TIME"));
     }
 
     #[test]
     fn every_refusal_is_one_short_line_with_flag_text_and_grammar() {
         let long = "9".repeat(1 << 20);
-        for bad in [
-            "16-4",
-            "0",
-            "-1",
-            "4294967296",
-            "4-16:0",
-            "8\n",
-            "",
-            "\u{1b}[2J",
-            &long,
-        ] {
+        for bad in ["16-4", "0", "-1", "4294967296", "4-16:0", "8\n", "", "\u{1b}[2J", &long] {
             let line = refused(&flags(bad));
             assert!(line.starts_with("--elastic="), "{line}");
-            assert!(
-                line.ends_with("; write --elastic=[MIN-]MAX[:STEP]"),
-                "{line}"
-            );
-            assert!(
-                !line.contains(char::is_control) && line.len() < 200,
-                "{line}"
-            );
+            assert!(line.ends_with("; write --elastic=[MIN-]MAX[:STEP]"), "{line}");
+            assert!(!line.contains(char::is_control) && line.len() < 200, "{line}");
         }
-        assert_eq!(
-            refused(&flags("16-4")),
-            "--elastic=16-4: MIN 16 is above MAX 4; write --elastic=[MIN-]MAX[:STEP]"
-        );
+        assert_eq!(refused(&flags("16-4")), "--elastic=16-4: MIN 16 is above MAX 4; write --elastic=[MIN-]MAX[:STEP]");
         let mut twin = Typed::default();
         twin.set_env(Key::Elastic, "x");
         assert_eq!(
@@ -462,10 +392,7 @@ mod tests {
 
     #[test]
     fn grace_has_a_default_and_a_maximum() {
-        let limits = GraceLimits {
-            default: 60,
-            max: 600,
-        };
+        let limits = GraceLimits { default: 60, max: 600 };
         let mut typed = flags("8");
         assert_eq!(typed.meaning(&limits).unwrap().unwrap().grace, 60);
         typed.set_flag(Key::Grace, "11");
@@ -484,20 +411,14 @@ mod tests {
         let env = request.job_env();
         let get = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone());
         assert_eq!(Request::from_job_env(get), Some(request));
-        assert_eq!(
-            Request::from_job_env(|name| (name == JOB_ELASTIC).then(|| "8;rm".to_owned())),
-            None
-        );
+        assert_eq!(Request::from_job_env(|name| (name == JOB_ELASTIC).then(|| "8;rm".to_owned())), None);
     }
 
     #[test]
     fn the_table_is_consistent() {
         for def in &OPTIONS {
             assert_eq!(def.key.def(), def);
-            assert_eq!(
-                def.env,
-                format!("PLIANT_{}", def.name.to_uppercase().replace('-', "_"))
-            );
+            assert_eq!(def.env, format!("PLIANT_{}", def.name.to_uppercase().replace('-', "_")));
             assert_eq!(def.marked_help, format!("[pliant] {}", def.help));
         }
     }

@@ -243,21 +243,9 @@ impl Handshake {
         check_name("name", &party.me)?;
         let params = || PATTERN.parse::<snow::params::NoiseParams>();
         let pair = Builder::new(params()?).generate_keypair()?;
-        let builder = Builder::new(params()?)
-            .prologue(PROLOGUE)?
-            .local_private_key(&pair.private)?;
-        let noise = if initiator {
-            builder.build_initiator()?
-        } else {
-            builder.build_responder()?
-        };
-        Ok(Handshake {
-            party,
-            initiator,
-            key: pair.public,
-            peer: String::new(),
-            stage: Stage::Fresh(Box::new(noise)),
-        })
+        let builder = Builder::new(params()?).prologue(PROLOGUE)?.local_private_key(&pair.private)?;
+        let noise = if initiator { builder.build_initiator()? } else { builder.build_responder()? };
+        Ok(Handshake { party, initiator, key: pair.public, peer: String::new(), stage: Stage::Fresh(Box::new(noise)) })
     }
 
     /// The initiator's first bytes for the wire.
@@ -279,11 +267,7 @@ impl Handshake {
     ///
     /// # Errors
     /// The handshake has failed: close the connection.
-    pub fn step(
-        &mut self,
-        frame: &[u8],
-        credentials: &mut dyn Credentials,
-    ) -> Result<Vec<u8>, SecureError> {
+    pub fn step(&mut self, frame: &[u8], credentials: &mut dyn Credentials) -> Result<Vec<u8>, SecureError> {
         let stage = std::mem::replace(&mut self.stage, Stage::Failed);
         if frame.len() > MAX_HANDSHAKE {
             return Err(SecureError::Frame("a handshake frame is too long"));
@@ -292,20 +276,14 @@ impl Handshake {
             (Stage::Fresh(noise), false) => self.answer(noise, frame)?,
             (Stage::Noise(noise), true) => self.finish_initiator(noise, frame, credentials)?,
             (Stage::Noise(noise), false) => self.finish_responder(noise, frame)?,
-            (Stage::Credential(channel), _) => {
-                self.check_credential(channel, frame, credentials)?
-            }
+            (Stage::Credential(channel), _) => self.check_credential(channel, frame, credentials)?,
             _ => return Err(SecureError::State),
         };
         self.stage = stage;
         Ok(out)
     }
 
-    fn answer(
-        &mut self,
-        mut noise: Box<HandshakeState>,
-        frame: &[u8],
-    ) -> Result<(Stage, Vec<u8>), SecureError> {
+    fn answer(&mut self, mut noise: Box<HandshakeState>, frame: &[u8]) -> Result<(Stage, Vec<u8>), SecureError> {
         let name = read_noise(&mut noise, frame)?;
         self.learn_peer(name)?;
         let out = write_noise(&mut noise, self.party.me.as_bytes())?;
@@ -326,15 +304,9 @@ impl Handshake {
         Ok((Stage::Credential(channel), out))
     }
 
-    fn finish_responder(
-        &self,
-        mut noise: Box<HandshakeState>,
-        frame: &[u8],
-    ) -> Result<(Stage, Vec<u8>), SecureError> {
+    fn finish_responder(&self, mut noise: Box<HandshakeState>, frame: &[u8]) -> Result<(Stage, Vec<u8>), SecureError> {
         if !read_noise(&mut noise, frame)?.is_empty() {
-            return Err(SecureError::Frame(
-                "the third handshake frame has a payload",
-            ));
+            return Err(SecureError::Frame("the third handshake frame has a payload"));
         }
         Ok((Stage::Credential(Channel::new(*noise)?), vec![]))
     }
@@ -345,34 +317,16 @@ impl Handshake {
         frame: &[u8],
         credentials: &mut dyn Credentials,
     ) -> Result<(Stage, Vec<u8>), SecureError> {
-        let credential = channel
-            .opener
-            .open(frame)?
-            .ok_or(SecureError::Frame("a credential must be one frame"))?;
-        let credential = std::str::from_utf8(&credential)
-            .map_err(|_| SecureError::Frame("a credential must be text"))?;
-        let proof = credentials
-            .decode(credential)
-            .map_err(SecureError::Credential)?;
+        let credential = channel.opener.open(frame)?.ok_or(SecureError::Frame("a credential must be one frame"))?;
+        let credential =
+            std::str::from_utf8(&credential).map_err(|_| SecureError::Frame("a credential must be text"))?;
+        let proof = credentials.decode(credential).map_err(SecureError::Credential)?;
         if proof.uid != self.party.peer_uid {
-            return Err(SecureError::Uid {
-                found: proof.uid,
-                expected: self.party.peer_uid,
-            });
+            return Err(SecureError::Uid { found: proof.uid, expected: self.party.peer_uid });
         }
-        let expected = self.claim(
-            !self.initiator,
-            &self.peer,
-            &self.party.me,
-            &channel.peer_key,
-            &channel.hash,
-        );
+        let expected = self.claim(!self.initiator, &self.peer, &self.party.me, &channel.peer_key, &channel.hash);
         compare(&proof.payload, &expected)?;
-        let out = if self.initiator {
-            vec![]
-        } else {
-            self.show_credential(&mut channel, credentials)?
-        };
+        let out = if self.initiator { vec![] } else { self.show_credential(&mut channel, credentials)? };
         Ok((Stage::Done(channel), out))
     }
 
@@ -381,20 +335,11 @@ impl Handshake {
         channel: &mut Channel,
         credentials: &mut dyn Credentials,
     ) -> Result<Vec<u8>, SecureError> {
-        let claim = self.claim(
-            self.initiator,
-            &self.party.me,
-            &self.peer,
-            &self.key,
-            &channel.hash,
-        );
-        let credential = credentials
-            .encode(claim.join("\n").as_bytes(), self.party.peer_uid)
-            .map_err(SecureError::Credential)?;
+        let claim = self.claim(self.initiator, &self.party.me, &self.peer, &self.key, &channel.hash);
+        let credential =
+            credentials.encode(claim.join("\n").as_bytes(), self.party.peer_uid).map_err(SecureError::Credential)?;
         if credential.len() + TAG + 1 > MAX_HANDSHAKE {
-            return Err(SecureError::Frame(
-                "the credential is too long for a handshake frame",
-            ));
+            return Err(SecureError::Frame("the credential is too long for a handshake frame"));
         }
         channel.sealer.seal(credential.as_bytes())
     }
@@ -415,14 +360,12 @@ impl Handshake {
     }
 
     fn learn_peer(&mut self, name: Vec<u8>) -> Result<(), SecureError> {
-        let name = String::from_utf8(name)
-            .map_err(|_| SecureError::Frame("the peer's name is not UTF-8"))?;
+        let name = String::from_utf8(name).map_err(|_| SecureError::Frame("the peer's name is not UTF-8"))?;
         check_name("the peer's name", &name)?;
         match &self.party.peer {
-            Some(expected) if *expected != name => Err(SecureError::PeerName {
-                found: name,
-                expected: expected.clone(),
-            }),
+            Some(expected) if *expected != name => {
+                Err(SecureError::PeerName { found: name, expected: expected.clone() })
+            }
             _ => {
                 self.peer = name;
                 Ok(())
@@ -441,12 +384,9 @@ impl Handshake {
     /// Before [`Handshake::is_done`].
     pub fn into_session(self) -> Result<Session, SecureError> {
         match self.stage {
-            Stage::Done(Channel { sealer, opener, .. }) => Ok(Session {
-                sealer,
-                opener,
-                peer: self.peer,
-                peer_uid: self.party.peer_uid,
-            }),
+            Stage::Done(Channel { sealer, opener, .. }) => {
+                Ok(Session { sealer, opener, peer: self.peer, peer_uid: self.party.peer_uid })
+            }
             _ => Err(SecureError::State),
         }
     }
@@ -454,27 +394,11 @@ impl Handshake {
 
 impl Channel {
     fn new(noise: HandshakeState) -> Result<Channel, SecureError> {
-        let peer_key = noise
-            .get_remote_static()
-            .ok_or(SecureError::State)?
-            .to_vec();
+        let peer_key = noise.get_remote_static().ok_or(SecureError::State)?.to_vec();
         let hash = noise.get_handshake_hash().to_vec();
         let state = Arc::new(noise.into_stateless_transport_mode()?);
-        let sealer = Sealer {
-            state: Arc::clone(&state),
-            nonce: 0,
-        };
-        Ok(Channel {
-            sealer,
-            opener: Opener {
-                state,
-                nonce: 0,
-                message: vec![],
-                failed: false,
-            },
-            peer_key,
-            hash,
-        })
+        let sealer = Sealer { state: Arc::clone(&state), nonce: 0 };
+        Ok(Channel { sealer, opener: Opener { state, nonce: 0, message: vec![], failed: false }, peer_key, hash })
     }
 }
 
@@ -535,9 +459,7 @@ impl Sealer {
     /// A message that is too long or empty.
     pub fn seal(&mut self, message: &[u8]) -> Result<Vec<u8>, SecureError> {
         if message.is_empty() || message.len() > MAX_FRAME {
-            return Err(SecureError::Length {
-                length: message.len(),
-            });
+            return Err(SecureError::Length { length: message.len() });
         }
         let mut out = Vec::with_capacity(message.len() + (message.len() / CHUNK + 1) * (TAG + 5));
         let mut chunks = message.chunks(CHUNK).peekable();
@@ -574,9 +496,7 @@ impl Opener {
             return Err(SecureError::State);
         }
         if frame.len() > MAX_SEALED || frame.len() < TAG {
-            return Err(SecureError::Frame(
-                "a frame of a length that no Noise message has",
-            ));
+            return Err(SecureError::Frame("a frame of a length that no Noise message has"));
         }
         let mut plain = vec![0; frame.len()];
         let length = self.state.read_message(self.nonce, frame, &mut plain)?;
@@ -587,9 +507,7 @@ impl Opener {
             _ => return Err(SecureError::Frame("a frame that is no part of a message")),
         };
         if self.message.len() + part.len() > MAX_FRAME {
-            return Err(SecureError::Length {
-                length: self.message.len() + part.len(),
-            });
+            return Err(SecureError::Length { length: self.message.len() + part.len() });
         }
         self.message.extend_from_slice(part);
         self.failed = false;
@@ -598,15 +516,7 @@ impl Opener {
 }
 
 /// What the lines of a claim are, for messages.
-const FIELDS: [&str; 7] = [
-    "version",
-    "purpose",
-    "role",
-    "sender",
-    "receiver",
-    "public key",
-    "handshake hash",
-];
+const FIELDS: [&str; 7] = ["version", "purpose", "role", "sender", "receiver", "public key", "handshake hash"];
 
 fn compare(found: &[u8], expected: &[String; 7]) -> Result<(), SecureError> {
     if same(found, expected.join("\n").as_bytes()) {
@@ -614,21 +524,14 @@ fn compare(found: &[u8], expected: &[String; 7]) -> Result<(), SecureError> {
     }
     // Which line it is matters to people only; all lines have been compared above.
     let mut lines = found.split(|b| *b == b'\n');
-    let differs = |(field, line): (&'static str, &String)| {
-        (lines.next() != Some(line.as_bytes())).then_some(field)
-    };
-    let field = FIELDS
-        .into_iter()
-        .zip(expected)
-        .find_map(differs)
-        .unwrap_or("length");
+    let differs = |(field, line): (&'static str, &String)| (lines.next() != Some(line.as_bytes())).then_some(field);
+    let field = FIELDS.into_iter().zip(expected).find_map(differs).unwrap_or("length");
     Err(SecureError::Mismatch { field })
 }
 
 /// Equality in a time that depends on the length only.
 fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len()
-        && std::hint::black_box(a.iter().zip(b).fold(0, |sum, (x, y)| sum | (x ^ y))) == 0
+    a.len() == b.len() && std::hint::black_box(a.iter().zip(b).fold(0, |sum, (x, y)| sum | (x ^ y))) == 0
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -644,9 +547,7 @@ fn check_name(what: &'static str, text: &str) -> Result<(), SecureError> {
 }
 
 fn wire(payload: &[u8]) -> Result<Vec<u8>, SecureError> {
-    codec::frame(payload).map_err(|_| SecureError::Length {
-        length: payload.len(),
-    })
+    codec::frame(payload).map_err(|_| SecureError::Length { length: payload.len() })
 }
 
 fn write_noise(noise: &mut HandshakeState, payload: &[u8]) -> Result<Vec<u8>, SecureError> {

@@ -16,12 +16,7 @@ struct Toy {
 }
 
 fn toy(uid: u32) -> Toy {
-    Toy {
-        uid,
-        made: vec![],
-        seen: vec![],
-        instead: None,
-    }
+    Toy { uid, made: vec![], seen: vec![], instead: None }
 }
 
 impl Credentials for Toy {
@@ -43,22 +38,13 @@ impl Credentials for Toy {
             return Err("Replayed credential".into());
         }
         self.seen.push(credential.to_owned());
-        let payload = (0..payload.len() / 2)
-            .map(|i| u8::from_str_radix(&payload[2 * i..2 * i + 2], 16).unwrap());
-        Ok(Proof {
-            uid: uid.parse().unwrap(),
-            payload: payload.collect(),
-        })
+        let payload = (0..payload.len() / 2).map(|i| u8::from_str_radix(&payload[2 * i..2 * i + 2], 16).unwrap());
+        Ok(Proof { uid: uid.parse().unwrap(), payload: payload.collect() })
     }
 }
 
 fn party(me: &str, peer_uid: u32) -> Party {
-    Party {
-        purpose: "agent".into(),
-        me: me.into(),
-        peer: None,
-        peer_uid,
-    }
+    Party { purpose: "agent".into(), me: me.into(), peer: None, peer_uid }
 }
 
 /// Runs both sides; `tamper` may alter the payload of each frame, numbered from 1 in the order on the wire.
@@ -89,13 +75,7 @@ fn meet_with(
 }
 
 fn meet() -> (Session, Session) {
-    meet_with(
-        party("n1", PLIANT),
-        party("ctl", ROOT),
-        (&mut toy(ROOT), &mut toy(PLIANT)),
-        |_, _| (),
-    )
-    .unwrap()
+    meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut toy(ROOT), &mut toy(PLIANT)), |_, _| ()).unwrap()
 }
 
 fn frames(wire: &[u8]) -> Vec<Vec<u8>> {
@@ -115,45 +95,24 @@ fn open_all(session: &mut Session, wire: &[u8]) -> Result<Vec<Vec<u8>>, SecureEr
 #[test]
 fn messages_of_all_lengths_go_both_ways() {
     let (mut agent, mut daemon) = meet();
-    assert_eq!(
-        (agent.peer(), daemon.peer(), daemon.peer_uid()),
-        ("ctl", "n1", ROOT)
-    );
+    assert_eq!((agent.peer(), daemon.peer(), daemon.peer_uid()), ("ctl", "n1", ROOT));
     for length in [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, MAX_FRAME] {
         let message = vec![7; length];
         let wire = agent.seal(&message).unwrap();
-        assert_eq!(
-            open_all(&mut daemon, &wire).unwrap(),
-            std::slice::from_ref(&message),
-            "{length}"
-        );
+        assert_eq!(open_all(&mut daemon, &wire).unwrap(), std::slice::from_ref(&message), "{length}");
         let wire = daemon.seal(&message).unwrap();
         assert_eq!(open_all(&mut agent, &wire).unwrap(), [message], "{length}");
     }
-    assert!(matches!(
-        agent.seal(&vec![0; MAX_FRAME + 1]),
-        Err(SecureError::Length { .. })
-    ));
+    assert!(matches!(agent.seal(&vec![0; MAX_FRAME + 1]), Err(SecureError::Length { .. })));
     assert!(matches!(agent.seal(&[]), Err(SecureError::Length { .. })));
 }
 
 #[test]
 fn a_wrong_uid_is_refused_on_either_side() {
     let run = |agent, daemon| {
-        meet_with(
-            party("n1", PLIANT),
-            party("ctl", ROOT),
-            (&mut toy(agent), &mut toy(daemon)),
-            |_, _| (),
-        )
+        meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut toy(agent), &mut toy(daemon)), |_, _| ())
     };
-    assert!(matches!(
-        run(1000, PLIANT),
-        Err(SecureError::Uid {
-            found: 1000,
-            expected: ROOT
-        })
-    ));
+    assert!(matches!(run(1000, PLIANT), Err(SecureError::Uid { found: 1000, expected: ROOT })));
     // Somebody else's pliantd cannot even decode the agent's credential.
     let e = run(ROOT, 1000).unwrap_err().to_string();
     assert_eq!(e, "credential: Unauthorized credential for client");
@@ -171,25 +130,15 @@ fn an_agent_refuses_a_daemon_of_another_uid_that_can_decode() {
             self.1.decode(credential)
         }
     }
-    let (mut agent, mut daemon) = (
-        Handshake::initiator(party("n1", PLIANT)).unwrap(),
-        Handshake::responder(party("ctl", ROOT)).unwrap(),
-    );
+    let (mut agent, mut daemon) =
+        (Handshake::initiator(party("n1", PLIANT)).unwrap(), Handshake::responder(party("ctl", ROOT)).unwrap());
     let (mut munge, mut both) = (toy(ROOT), Both(toy(1000), toy(PLIANT)));
-    let two = daemon
-        .step(&frames(&agent.start().unwrap())[0], &mut both)
-        .unwrap();
+    let two = daemon.step(&frames(&agent.start().unwrap())[0], &mut both).unwrap();
     let three = frames(&agent.step(&frames(&two)[0], &mut munge).unwrap());
     assert!(daemon.step(&three[0], &mut both).unwrap().is_empty());
     let five = daemon.step(&three[1], &mut both).unwrap();
     let e = agent.step(&frames(&five)[0], &mut munge).unwrap_err();
-    assert!(matches!(
-        e,
-        SecureError::Uid {
-            found: 1000,
-            expected: PLIANT
-        }
-    ));
+    assert!(matches!(e, SecureError::Uid { found: 1000, expected: PLIANT }));
     assert!(!agent.is_done() && matches!(agent.into_session(), Err(SecureError::State)));
 }
 
@@ -197,79 +146,33 @@ fn an_agent_refuses_a_daemon_of_another_uid_that_can_decode() {
 fn another_purpose_or_name_is_refused() {
     let mut other = party("n1", PLIANT);
     other.purpose = "replica".into();
-    let e = meet_with(
-        other,
-        party("ctl", ROOT),
-        (&mut toy(ROOT), &mut toy(PLIANT)),
-        |_, _| (),
-    )
-    .unwrap_err();
-    assert!(
-        matches!(e, SecureError::Mismatch { field: "purpose" }),
-        "{e}"
-    );
+    let e = meet_with(other, party("ctl", ROOT), (&mut toy(ROOT), &mut toy(PLIANT)), |_, _| ()).unwrap_err();
+    assert!(matches!(e, SecureError::Mismatch { field: "purpose" }), "{e}");
     let mut named = party("n1", PLIANT);
     named.peer = Some("other".into());
-    let e = meet_with(
-        named,
-        party("ctl", ROOT),
-        (&mut toy(ROOT), &mut toy(PLIANT)),
-        |_, _| (),
-    )
-    .unwrap_err();
+    let e = meet_with(named, party("ctl", ROOT), (&mut toy(ROOT), &mut toy(PLIANT)), |_, _| ()).unwrap_err();
     assert!(matches!(e, SecureError::PeerName { .. }), "{e}");
     for bad in ["", "a\nb", &"x".repeat(256)] {
-        assert!(matches!(
-            Handshake::initiator(party(bad, 0)),
-            Err(SecureError::Name { .. })
-        ));
+        assert!(matches!(Handshake::initiator(party(bad, 0)), Err(SecureError::Name { .. })));
     }
 }
 
 #[test]
 fn a_credential_of_another_connection_is_refused() {
     let mut first = toy(ROOT);
-    meet_with(
-        party("n1", PLIANT),
-        party("ctl", ROOT),
-        (&mut first, &mut toy(PLIANT)),
-        |_, _| (),
-    )
-    .unwrap();
+    meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut first, &mut toy(PLIANT)), |_, _| ()).unwrap();
     let mut second = toy(ROOT);
     second.instead = first.made.pop();
-    let e = meet_with(
-        party("n1", PLIANT),
-        party("ctl", ROOT),
-        (&mut second, &mut toy(PLIANT)),
-        |_, _| (),
-    );
-    assert!(matches!(
-        e.unwrap_err(),
-        SecureError::Mismatch {
-            field: "public key"
-        }
-    ));
+    let e = meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut second, &mut toy(PLIANT)), |_, _| ());
+    assert!(matches!(e.unwrap_err(), SecureError::Mismatch { field: "public key" }));
 }
 
 #[test]
 fn a_credential_shown_twice_is_refused() {
     let (mut agent, mut daemon) = (toy(ROOT), toy(PLIANT));
-    meet_with(
-        party("n1", PLIANT),
-        party("ctl", ROOT),
-        (&mut agent, &mut daemon),
-        |_, _| (),
-    )
-    .unwrap();
+    meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut agent, &mut daemon), |_, _| ()).unwrap();
     agent.instead = agent.made.pop();
-    let e = meet_with(
-        party("n1", PLIANT),
-        party("ctl", ROOT),
-        (&mut agent, &mut daemon),
-        |_, _| (),
-    )
-    .unwrap_err();
+    let e = meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut agent, &mut daemon), |_, _| ()).unwrap_err();
     assert_eq!(e.to_string(), "credential: Replayed credential");
 }
 
@@ -290,9 +193,7 @@ fn ones_own_credential_sent_back_is_refused() {
     let mut a = Handshake::initiator(party("x", 7)).unwrap();
     let mut d = Handshake::responder(party("x", 7)).unwrap();
     let mut mirror = Mirror(&mut daemon, String::new());
-    let two = d
-        .step(&frames(&a.start().unwrap())[0], &mut mirror)
-        .unwrap();
+    let two = d.step(&frames(&a.start().unwrap())[0], &mut mirror).unwrap();
     let three = frames(&a.step(&frames(&two)[0], &mut agent).unwrap());
     d.step(&three[0], &mut mirror).unwrap();
     let five = d.step(&three[1], &mut mirror).unwrap();
@@ -303,16 +204,11 @@ fn ones_own_credential_sent_back_is_refused() {
 #[test]
 fn cut_longer_or_altered_handshake_frames_are_refused() {
     let fail = |n: usize, alter: fn(&mut Vec<u8>)| {
-        meet_with(
-            party("n1", PLIANT),
-            party("ctl", ROOT),
-            (&mut toy(ROOT), &mut toy(PLIANT)),
-            |i, frame| {
-                if i == n {
-                    alter(frame);
-                }
-            },
-        )
+        meet_with(party("n1", PLIANT), party("ctl", ROOT), (&mut toy(ROOT), &mut toy(PLIANT)), |i, frame| {
+            if i == n {
+                alter(frame);
+            }
+        })
         .unwrap_err()
     };
     for n in 1..=5 {
@@ -340,10 +236,7 @@ fn an_altered_repeated_or_misplaced_frame_ends_a_session() {
     let one = agent.seal(b"one").unwrap();
     let two = agent.seal(b"two").unwrap();
     assert!(open_all(&mut daemon, &two).is_err(), "misplaced");
-    assert!(
-        open_all(&mut daemon, &one).is_err(),
-        "nothing is accepted after an error"
-    );
+    assert!(open_all(&mut daemon, &one).is_err(), "nothing is accepted after an error");
 
     let (mut agent, mut daemon) = meet();
     let one = agent.seal(b"one").unwrap();
@@ -373,10 +266,7 @@ fn a_peer_cannot_make_us_hold_more_than_one_message() {
     let plain = [vec![1], vec![0; CHUNK]].concat();
     let mut sealed = vec![0; MAX_SEALED];
     for nonce in 1.. {
-        let length = sealer
-            .state
-            .write_message(nonce, &plain, &mut sealed)
-            .unwrap();
+        let length = sealer.state.write_message(nonce, &plain, &mut sealed).unwrap();
         match daemon.open(&sealed[..length]) {
             Ok(None) => assert!(nonce < 20),
             other => {
@@ -393,12 +283,6 @@ fn out_of_turn_calls_are_errors() {
     let mut daemon = Handshake::responder(party("ctl", ROOT)).unwrap();
     assert!(matches!(daemon.start(), Err(SecureError::State)));
     let mut agent = Handshake::initiator(party("n1", PLIANT)).unwrap();
-    assert!(matches!(
-        agent.step(b"x", &mut munge),
-        Err(SecureError::State)
-    ));
-    assert!(
-        matches!(agent.start(), Err(SecureError::State)),
-        "an error is final"
-    );
+    assert!(matches!(agent.step(b"x", &mut munge), Err(SecureError::State)));
+    assert!(matches!(agent.start(), Err(SecureError::State)), "an error is final");
 }

@@ -245,11 +245,7 @@ pub fn encode_output(stream: u8, rank: u32, bytes: &[u8]) -> Result<Vec<u8>, Cod
 pub fn decode<T: serde::de::DeserializeOwned>(payload: &[u8]) -> Result<Frame<T>, CodecError> {
     if let [0, stream, a, b, c, d, bytes @ ..] = payload {
         let rank = u32::from_be_bytes([*a, *b, *c, *d]);
-        return Ok(Frame::Output {
-            stream: *stream,
-            rank,
-            bytes: bytes.to_vec(),
-        });
+        return Ok(Frame::Output { stream: *stream, rank, bytes: bytes.to_vec() });
     }
     Ok(Frame::Message(codec::decode(payload)?))
 }
@@ -263,13 +259,6 @@ mod tests {
         let bytes = [0u8, 255, b'{', b'\n'];
         let frame = encode_output(2, 7, &bytes).unwrap();
         let got = decode::<FromSupervisor>(&frame[4..]).unwrap();
-        assert_eq!(
-            got,
-            Frame::Output {
-                stream: 2,
-                rank: 7,
-                bytes: bytes.to_vec()
-            }
-        );
+        assert_eq!(got, Frame::Output { stream: 2, rank: 7, bytes: bytes.to_vec() });
     }
 }

@@ -21,15 +21,12 @@ fn main() -> anyhow::Result<()> {
     // Last thing before the loop: libslurm ends the process here where slurm.conf cannot be read.
     let client = slurm::client::Client::new();
     loop {
-        let request: Option<Request> = codec::read_frame(&mut input, MAX_BRIDGE_FRAME)
-            .context("standard input holds no frame of pliantd")?;
+        let request: Option<Request> =
+            codec::read_frame(&mut input, MAX_BRIDGE_FRAME).context("standard input holds no frame of pliantd")?;
         let Some(request) = request else {
             return Ok(());
         };
-        let reply = Reply {
-            id: request.id,
-            answer: serve::answer(&client, request.ask),
-        };
+        let reply = Reply { id: request.id, answer: serve::answer(&client, request.ask) };
         codec::write_frame(&mut output, &reply).context("pliantd does not read")?;
         output.flush().context("pliantd does not read")?;
     }

@@ -9,64 +9,38 @@ use slurm::client::{Client, ClientError, Update};
 const UNKNOWN_QUESTION: i32 = 95;
 
 pub fn answer(client: &Client, ask: Ask) -> Answer {
-    serve(client, ask).unwrap_or_else(|error| Answer::Error {
-        errno: error.errno,
-        text: error.text,
-    })
+    serve(client, ask).unwrap_or_else(|error| Answer::Error { errno: error.errno, text: error.text })
 }
 
 fn serve(client: &Client, ask: Ask) -> Result<Answer, ClientError> {
     Ok(match ask {
-        Ask::Ping => Answer::Pong {
-            slurm: slurm::version(),
-        },
+        Ask::Ping => Answer::Pong { slurm: slurm::version() },
         Ask::Jobs => {
             let jobs = client.jobs()?;
-            Answer::Jobs {
-                as_of: jobs.as_of(),
-                jobs: jobs.iter().map(|job| records::job(&job)).collect(),
-            }
+            Answer::Jobs { as_of: jobs.as_of(), jobs: jobs.iter().map(|job| records::job(&job)).collect() }
         }
         Ask::Nodes => {
             let nodes = client.nodes()?;
             Answer::Nodes {
                 as_of: nodes.as_of(),
-                nodes: nodes
-                    .iter()
-                    .filter_map(|node| records::node(&node))
-                    .collect(),
+                nodes: nodes.iter().filter_map(|node| records::node(&node)).collect(),
             }
         }
         Ask::Partitions => {
             let partitions = client.partitions()?;
-            let records = partitions
-                .iter()
-                .filter_map(|partition| records::partition(&partition))
-                .collect();
-            Answer::Partitions {
-                as_of: partitions.as_of(),
-                partitions: records,
-            }
+            let records = partitions.iter().filter_map(|partition| records::partition(&partition)).collect();
+            Answer::Partitions { as_of: partitions.as_of(), partitions: records }
         }
         Ask::Update { job, fields } => {
             client.update(&job, &update(fields))?;
             Answer::Done
         }
-        Ask::Cancel {
-            job,
-            signal,
-            reason,
-        } => {
+        Ask::Cancel { job, signal, reason } => {
             if let Some(text) = reason {
                 // A note for people who look at the job later: worth a try, and no condition of the kill.
-                let note = Update {
-                    admin_comment: Some(text),
-                    ..Update::default()
-                };
+                let note = Update { admin_comment: Some(text), ..Update::default() };
                 if let Err(error) = client.update(&job, &note) {
-                    eprintln!(
-                        "pliant-slurm-bridge: job {job}: no note could be left in its admin comment: {error}"
-                    );
+                    eprintln!("pliant-slurm-bridge: job {job}: no note could be left in its admin comment: {error}");
                 }
             }
             client.cancel(&job, signal)?;
@@ -82,22 +56,6 @@ fn serve(client: &Client, ask: Ask) -> Result<Answer, ClientError> {
 }
 
 fn update(fields: UpdateFields) -> Update {
-    let UpdateFields {
-        comment,
-        admin_comment,
-        time_limit,
-        nice,
-        priority,
-        req_nodes,
-        exc_nodes,
-    } = fields;
-    Update {
-        comment,
-        admin_comment,
-        time_limit,
-        nice,
-        priority,
-        req_nodes,
-        exc_nodes,
-    }
+    let UpdateFields { comment, admin_comment, time_limit, nice, priority, req_nodes, exc_nodes } = fields;
+    Update { comment, admin_comment, time_limit, nice, priority, req_nodes, exc_nodes }
 }

@@ -37,9 +37,7 @@ impl PluginArgs {
         let mut args = PluginArgs::default();
         for word in words.iter().map(AsRef::as_ref) {
             match word.split_once('=') {
-                Some(("agent_socket", path)) if path.starts_with('/') => {
-                    args.agent_socket = path.to_owned()
-                }
+                Some(("agent_socket", path)) if path.starts_with('/') => args.agent_socket = path.to_owned(),
                 Some(("config", path)) if path.starts_with('/') => {
                     args.config = path.into();
                     args.config_named = true;
@@ -69,18 +67,10 @@ mod tests {
 
     #[test]
     fn known_words_are_read_and_others_kept_for_the_log() {
-        let args = PluginArgs::parse(&[
-            "agent_socket=/lab/%n/a.sock",
-            "config=/lab/p.toml",
-            "config=rel",
-            "colour=red",
-            "x",
-        ]);
+        let args =
+            PluginArgs::parse(&["agent_socket=/lab/%n/a.sock", "config=/lab/p.toml", "config=rel", "colour=red", "x"]);
         assert_eq!(args.agent_socket_on("n7"), "/lab/n7/a.sock");
-        assert_eq!(
-            (args.config.to_str(), args.config_named),
-            (Some("/lab/p.toml"), true)
-        );
+        assert_eq!((args.config.to_str(), args.config_named), (Some("/lab/p.toml"), true));
         assert_eq!(args.unknown, ["config=rel", "colour=red", "x"]);
     }
 }

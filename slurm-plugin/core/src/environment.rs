@@ -45,13 +45,7 @@ mod tests {
     #[test]
     fn inputs_and_outputs_never_meet() {
         assert!(inputs().all(|name| !name.starts_with(JOB_PREFIX)));
-        assert_eq!(
-            carrier("PLIANT_JOB_ELASTIC"),
-            "SLURM_SPANK_PLIANT_JOB_ELASTIC"
-        );
-        assert_eq!(
-            replay_prefixes()[1],
-            "SLURM_SPANK__SLURM_SPANK_OPTION_pliant_"
-        );
+        assert_eq!(carrier("PLIANT_JOB_ELASTIC"), "SLURM_SPANK_PLIANT_JOB_ELASTIC");
+        assert_eq!(replay_prefixes()[1], "SLURM_SPANK__SLURM_SPANK_OPTION_pliant_");
     }
 }

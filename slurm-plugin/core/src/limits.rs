@@ -9,31 +9,13 @@ use std::io;
 /// Reads the limits, and what to log where the file cannot be used.
 pub fn read(args: &PluginArgs) -> (GraceLimits, Option<String>) {
     match Config::load(&args.config) {
-        Ok(config) => (
-            GraceLimits {
-                default: config.elastic.grace,
-                max: config.elastic.grace_max,
-            },
-            None,
-        ),
-        Err(ConfigError::Read { source, .. })
-            if source.kind() == io::ErrorKind::NotFound && !args.config_named =>
-        {
+        Ok(config) => (GraceLimits { default: config.elastic.grace, max: config.elastic.grace_max }, None),
+        Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound && !args.config_named => {
             (GraceLimits::default(), None)
         }
         Err(error) => {
-            let first = error
-                .to_string()
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .to_owned();
-            (
-                GraceLimits::default(),
-                Some(format!(
-                    "{first} (built-in limits of --elastic-grace are used)"
-                )),
-            )
+            let first = error.to_string().lines().next().unwrap_or_default().to_owned();
+            (GraceLimits::default(), Some(format!("{first} (built-in limits of --elastic-grace are used)")))
         }
     }
 }
@@ -64,10 +46,7 @@ mod tests {
         }
         let missing = PluginArgs::parse(&["config=/nowhere/pliant.toml"]);
         assert!(read(&missing).1.unwrap().contains("/nowhere/pliant.toml"));
-        let unnamed = PluginArgs {
-            config: "/nowhere/pliant.toml".into(),
-            ..PluginArgs::default()
-        };
+        let unnamed = PluginArgs { config: "/nowhere/pliant.toml".into(), ..PluginArgs::default() };
         assert_eq!(read(&unnamed), (GraceLimits::default(), None));
     }
 }

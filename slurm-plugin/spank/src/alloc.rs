@@ -26,11 +26,7 @@ pub fn init_post_opt(spank: &Spank) -> c_int {
 /// `#SBATCH` lines and so with more weight than they have; and the new job would look elastic to what runs in it.
 fn forget_outer_job() {
     let prefixes = environment::replay_prefixes();
-    let names = prefixes
-        .iter()
-        .map(String::as_str)
-        .chain([JOB_PREFIX])
-        .flat_map(process::env_names);
+    let names = prefixes.iter().map(String::as_str).chain([JOB_PREFIX]).flat_map(process::env_names);
     for name in names.collect::<Vec<_>>() {
         process::remove_env(&name);
     }

@@ -35,11 +35,7 @@ pub static spank_plugin_version: c_uint = 1;
 /// # Safety
 /// Called by Slurm with the arguments of a SPANK callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slurm_spank_init(
-    handle: spank_t,
-    argc: c_int,
-    argv: *mut *mut c_char,
-) -> c_int {
+pub unsafe extern "C" fn slurm_spank_init(handle: spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     FENCE.call("slurm_spank_init", || {
         // SAFETY: Slurm's own arguments, used within the callback.
         let spank = unsafe { Spank::from_callback(handle, argc, argv) };
@@ -58,11 +54,7 @@ pub unsafe extern "C" fn slurm_spank_init(
 /// # Safety
 /// Called by Slurm with the arguments of a SPANK callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slurm_spank_init_post_opt(
-    handle: spank_t,
-    argc: c_int,
-    argv: *mut *mut c_char,
-) -> c_int {
+pub unsafe extern "C" fn slurm_spank_init_post_opt(handle: spank_t, argc: c_int, argv: *mut *mut c_char) -> c_int {
     FENCE.call("slurm_spank_init_post_opt", || {
         // SAFETY: Slurm's own arguments, used within the callback.
         let spank = unsafe { Spank::from_callback(handle, argc, argv) };
@@ -79,11 +71,7 @@ pub unsafe extern "C" fn slurm_spank_init_post_opt(
 ///
 /// It accepts every text: `init_post_opt` checks the one that counts and says so in one line, where Slurm would add
 /// another with the whole text.
-pub unsafe extern "C" fn option_callback(
-    number: c_int,
-    value: *const c_char,
-    _remote: c_int,
-) -> c_int {
+pub unsafe extern "C" fn option_callback(number: c_int, value: *const c_char, _remote: c_int) -> c_int {
     FENCE.call("option_callback", || {
         // SAFETY: Slurm passes a C string for an option that has a value.
         let text = unsafe { spank::text(value) };

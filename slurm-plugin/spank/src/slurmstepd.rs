@@ -18,9 +18,7 @@ pub fn init(spank: &Spank) -> c_int {
 
 pub fn init_post_opt(spank: &Spank) -> c_int {
     if let Err(error) = environment_of_tasks(spank) {
-        spank::log_error(&format!(
-            "pliant: the job's environment is incomplete: {error}"
-        ));
+        spank::log_error(&format!("pliant: the job's environment is incomplete: {error}"));
     }
     0
 }
@@ -42,19 +40,9 @@ fn environment_of_tasks(spank: &Spank) -> Result<(), SpankError> {
     }
     let Some(request) = request else {
         // A step of an elastic job gets its environment from srun's, but the agent is this node's.
-        return if spank.getenv(JOB_ELASTIC).is_some() {
-            set_agent(spank)
-        } else {
-            Ok(())
-        };
+        return if spank.getenv(JOB_ELASTIC).is_some() { set_agent(spank) } else { Ok(()) };
     };
-    unset(
-        spank,
-        environment::inputs()
-            .filter(|name| spank.getenv(name).is_some())
-            .map(str::to_owned)
-            .collect(),
-    )?;
+    unset(spank, environment::inputs().filter(|name| spank.getenv(name).is_some()).map(str::to_owned).collect())?;
     for (name, value) in request.job_env() {
         spank.setenv(name, &value)?;
     }
@@ -65,19 +53,13 @@ fn environment_of_tasks(spank: &Spank) -> Result<(), SpankError> {
 fn request(spank: &Spank) -> Option<Request> {
     let carried = Request::from_job_env(|name| spank.getenv(&environment::carrier(name)));
     // Checked at submission; here nothing is refused, least of all a running job.
-    let lenient = GraceLimits {
-        max: u64::MAX,
-        ..GraceLimits::default()
-    };
+    let lenient = GraceLimits { max: u64::MAX, ..GraceLimits::default() };
     carried.or_else(|| state::typed().meaning(&lenient).ok().flatten())
 }
 
 fn set_agent(spank: &Spank) -> Result<(), SpankError> {
     let node = std::env::var(NODE_NAME).unwrap_or_default();
-    spank.setenv(
-        JOB_AGENT,
-        &PluginArgs::parse(spank.args()).agent_socket_on(&node),
-    )
+    spank.setenv(JOB_AGENT, &PluginArgs::parse(spank.args()).agent_socket_on(&node))
 }
 
 fn unset(spank: &Spank, names: Vec<String>) -> Result<(), SpankError> {

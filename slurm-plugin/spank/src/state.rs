@@ -14,9 +14,5 @@ pub fn change(change: impl FnOnce(&mut Typed)) {
 
 /// What was typed so far.
 pub fn typed() -> Typed {
-    TYPED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone()
-        .unwrap_or_default()
+    TYPED.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
 }

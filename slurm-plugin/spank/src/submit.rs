@@ -14,12 +14,7 @@ const EXIT_BAD_OPTION: i32 = 1;
 /// Registers the options; Slurm wants that in every kind of process, or drops values on the way.
 pub fn register_options(spank: &Spank) {
     for (number, def) in (0..).zip(&OPTIONS) {
-        let spec = OptionSpec {
-            name: def.name,
-            value_name: def.value_name,
-            usage: def.marked_help,
-            number,
-        };
+        let spec = OptionSpec { name: def.name, value_name: def.value_name, usage: def.marked_help, number };
         if let Err(error) = spank.register_option(&spec, exports::option_callback) {
             spank::log_error(&format!("pliant: --{} is not available: {error}", def.name));
         }
@@ -54,10 +49,7 @@ pub fn check(spank: &Spank) -> Option<Request> {
             let nested = std::env::var_os("SLURM_JOB_ID").is_some();
             if let Some(def) = typed.without_effect().filter(|_| !nested) {
                 let elastic = Key::Elastic.def().name;
-                spank::log_notice(&format!(
-                    "pliant: --{} has no effect without --{elastic}",
-                    def.name
-                ));
+                spank::log_notice(&format!("pliant: --{} has no effect without --{elastic}", def.name));
             }
             None
         }
@@ -66,10 +58,7 @@ pub fn check(spank: &Spank) -> Option<Request> {
                 spank::log_notice(&format!("pliant: {text}"));
             }
             if !args.unknown.is_empty() {
-                spank::log_notice(&format!(
-                    "pliant: plugstack.conf: unknown arguments {:?} are ignored",
-                    args.unknown
-                ));
+                spank::log_notice(&format!("pliant: plugstack.conf: unknown arguments {:?} are ignored", args.unknown));
             }
             Some(request)
         }

@@ -38,11 +38,7 @@ fn plugin() -> PathBuf {
 }
 
 fn output(program: &str, args: &[&str]) -> String {
-    let out = Command::new(program)
-        .args(args)
-        .arg(plugin())
-        .output()
-        .unwrap();
+    let out = Command::new(program).args(args).arg(plugin()).output().unwrap();
     assert!(
         out.status.success(),
         "{program} {args:?} {}: {}",
@@ -53,35 +49,23 @@ fn output(program: &str, args: &[&str]) -> String {
 }
 
 fn names(nm: &str) -> BTreeSet<String> {
-    nm.lines()
-        .filter_map(|l| l.split_whitespace().last())
-        .map(|n| n.split('@').next().unwrap().to_owned())
-        .collect()
+    nm.lines().filter_map(|l| l.split_whitespace().last()).map(|n| n.split('@').next().unwrap().to_owned()).collect()
 }
 
 #[test]
 fn it_exports_slurms_names_only() {
-    assert_eq!(
-        names(&output("nm", &["-D", "--defined-only"])),
-        EXPORTS.map(str::to_owned).into()
-    );
+    assert_eq!(names(&output("nm", &["-D", "--defined-only"])), EXPORTS.map(str::to_owned).into());
 }
 
 #[test]
 fn it_asks_for_what_every_loading_process_has() {
     let wanted = names(&output("nm", &["-D", "--undefined-only"]));
-    let of_slurm: BTreeSet<_> = wanted
-        .into_iter()
-        .filter(|n| n.contains("slurm") || n.contains("spank"))
-        .collect();
+    let of_slurm: BTreeSet<_> = wanted.into_iter().filter(|n| n.contains("slurm") || n.contains("spank")).collect();
     assert_eq!(of_slurm, WANTED.map(str::to_owned).into());
 }
 
 #[test]
 fn it_does_not_need_libslurm() {
     let needed = output("readelf", &["-d"]);
-    assert!(
-        needed.contains("NEEDED") && !needed.contains("libslurm"),
-        "{needed}"
-    );
+    assert!(needed.contains("NEEDED") && !needed.contains("libslurm"), "{needed}");
 }

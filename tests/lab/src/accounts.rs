@@ -52,29 +52,21 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(spec: &Spec) -> Result<Prepared> {
     let data = spec.path("mysql/data");
     let template = match cache_dir() {
-        Some(dir) => Some(dir.join(format!(
-            "accounts-1-{}-{}",
-            version("mariadbd", "--version")?,
-            version("slurmctld", "-V")?
-        ))),
+        Some(dir) => {
+            Some(dir.join(format!("accounts-1-{}-{}", version("mariadbd", "--version")?, version("slurmctld", "-V")?)))
+        }
         None => None,
     };
     if let Some(dir) = template.as_deref().filter(|dir| dir.is_dir()) {
         copy(dir, &data)?;
-        return Ok(Prepared {
-            template,
-            filled: true,
-        });
+        return Ok(Prepared { template, filled: true });
     }
     install(&data)?;
     // A directory is a database to MariaDB. slurmdbd would create it by itself, but with libmariadb 11.8.9 (Debian 13)
     // its second attempt to connect, after "unknown database", has lost its options and every query fails.
     let database = data.join(DATABASE);
     fs::create_dir(&database).with_context(|| format!("cannot create {}", database.display()))?;
-    Ok(Prepared {
-        template,
-        filled: false,
-    })
+    Ok(Prepared { template, filled: false })
 }
 
 /// Keeps a data directory whose server has ended cleanly as the template for later labs.
@@ -97,26 +89,13 @@ fn version(program: &str, flag: &str) -> Result<String> {
         .arg(flag)
         .env("PATH", crate::services::SYSTEM_PATH)
         .output()
-        .with_context(|| {
-            format!("--accounting: cannot run {program} (packages slurmctld, mariadb-server)")
-        })?;
+        .with_context(|| format!("--accounting: cannot run {program} (packages slurmctld, mariadb-server)"))?;
     let text = String::from_utf8_lossy(&out.stdout);
-    let word = text
-        .split_whitespace()
-        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    let word = text.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
     let clean = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '.' {
-            c
-        } else {
-            '-'
-        }
+        if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }
     };
-    Ok(word
-        .or(text.split_whitespace().last())
-        .unwrap_or("unknown")
-        .chars()
-        .map(clean)
-        .collect())
+    Ok(word.or(text.split_whitespace().last()).unwrap_or("unknown").chars().map(clean).collect())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -126,21 +105,14 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         .output()
         .context("cannot run cp")?;
     if !out.status.success() {
-        bail!(
-            "cp {}: {}",
-            from.display(),
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        bail!("cp {}: {}", from.display(), String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(())
 }
 
 /// The checkout's `.cache`, else the user's; nothing where neither can be written.
 fn cache_dir() -> Option<PathBuf> {
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .ancestors()
-        .nth(2)
-        .map(|root| root.join(".cache"));
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(|root| root.join(".cache"));
     let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     [checkout, xdg, home]
@@ -152,12 +124,7 @@ fn cache_dir() -> Option<PathBuf> {
 
 fn install(data: &Path) -> Result<()> {
     let out = Command::new("mariadb-install-db")
-        .args([
-            "--no-defaults",
-            "--user=root",
-            "--skip-test-db",
-            "--auth-root-authentication-method=normal",
-        ])
+        .args(["--no-defaults", "--user=root", "--skip-test-db", "--auth-root-authentication-method=normal"])
         .arg(format!("--datadir={}", data.display()))
         .args(INNODB)
         .env("PATH", crate::services::SYSTEM_PATH)
@@ -165,10 +132,7 @@ fn install(data: &Path) -> Result<()> {
         .output()
         .context("--accounting: cannot run mariadb-install-db (package mariadb-server)")?;
     if !out.status.success() {
-        bail!(
-            "mariadb-install-db: {}",
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        bail!("mariadb-install-db: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(())
 }
@@ -183,23 +147,15 @@ pub(crate) fn register(spec: &Spec) -> Result<()> {
     let mut cmd = Command::new("timeout");
     cmd.args(["--kill-after=2", "60", "sacctmgr", "-i", "-Q"]);
     environment(spec, &mut cmd);
-    cmd.stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    cmd.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = cmd.spawn().context("cannot run sacctmgr")?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin
-            .write_all(script.as_bytes())
-            .context("sacctmgr went away")?;
+        stdin.write_all(script.as_bytes()).context("sacctmgr went away")?;
     }
     let out = child.wait_with_output().context("sacctmgr")?;
     let err = String::from_utf8_lossy(&out.stderr);
     if !out.status.success() || !err.trim().is_empty() {
-        bail!(
-            "sacctmgr: {} {}",
-            err.trim(),
-            String::from_utf8_lossy(&out.stdout).trim()
-        );
+        bail!("sacctmgr: {} {}", err.trim(), String::from_utf8_lossy(&out.stdout).trim());
     }
     Ok(())
 }

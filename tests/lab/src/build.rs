@@ -30,12 +30,7 @@ pub struct Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        let ports = Ports {
-            slurmctld: 0,
-            slurmdbd: 0,
-            pliantd: 0,
-            slurmd: 0,
-        };
+        let ports = Ports { slurmctld: 0, slurmdbd: 0, pliantd: 0, slurmd: 0 };
         Builder {
             spec: Spec {
                 dir: PathBuf::new(),
@@ -63,6 +58,11 @@ impl Default for Builder {
 }
 
 impl Builder {
+    #[cfg(test)]
+    pub(crate) fn spec_for_test(self) -> Spec {
+        self.spec
+    }
+
     /// Number of nodes (default 4).
     pub fn nodes(mut self, nodes: u16) -> Self {
         self.spec.nodes = nodes;
@@ -132,9 +132,7 @@ impl Builder {
 
     /// An environment variable of a service (`pliantd`, `agent.n0`, or `agent` for all of them).
     pub fn service_env(mut self, service: &str, key: &str, value: &str) -> Self {
-        self.spec
-            .service_env
-            .push((service.to_owned(), key.to_owned(), value.to_owned()));
+        self.spec.service_env.push((service.to_owned(), key.to_owned(), value.to_owned()));
         self
     }
 
@@ -143,12 +141,8 @@ impl Builder {
         self.detached = true;
         self.spec.owner = match owner {
             Some(pid) => {
-                let proc = Proc::of(pid)
-                    .with_context(|| format!("there is no process {pid} to own the lab"))?;
-                Some(Owner {
-                    pid,
-                    start: proc.start,
-                })
+                let proc = Proc::of(pid).with_context(|| format!("there is no process {pid} to own the lab"))?;
+                Some(Owner { pid, start: proc.start })
             }
             None => None,
         };
@@ -197,19 +191,10 @@ impl Builder {
         spec.ports = ports::reserve(&spec.dir, spec.nodes)?;
         if !self.detached {
             let pid = std::process::id();
-            spec.owner = Proc::of(pid).map(|p| Owner {
-                pid,
-                start: p.start,
-            });
+            spec.owner = Proc::of(pid).map(|p| Owner { pid, start: p.start });
         }
         spec.devices = device_dir(&spec.dir)?;
-        State {
-            spec: spec.clone(),
-            services: Default::default(),
-            guard: None,
-            ready: false,
-        }
-        .store()?;
+        State { spec: spec.clone(), services: Default::default(), guard: None, ready: false }.store()?;
         let mut children = Vec::new();
         if spec.owner.is_some() {
             children.push(start_guard(spec)?);
@@ -231,8 +216,7 @@ impl Builder {
 /// The directory with the built programs: `PLIANT_LAB_TARGET`, else where this program comes from.
 fn target_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("PLIANT_LAB_TARGET") {
-        return fs::canonicalize(&dir)
-            .with_context(|| format!("PLIANT_LAB_TARGET={}", Path::new(&dir).display()));
+        return fs::canonicalize(&dir).with_context(|| format!("PLIANT_LAB_TARGET={}", Path::new(&dir).display()));
     }
     let exe = std::env::current_exe().context("cannot find this program's own path")?;
     let mut dir = exe.parent().unwrap_or(Path::new("/")).to_path_buf();
@@ -252,22 +236,13 @@ fn new_dir(wanted: Option<PathBuf>) -> Result<PathBuf> {
         }
     };
     let text = dir.to_string_lossy();
-    if text.len() > DIR_LIMIT
-        || text
-            .chars()
-            .any(|c| c.is_whitespace() || "\"'#\\%=".contains(c))
-    {
-        bail!(
-            "--dir {text}: must be at most {DIR_LIMIT} characters without blanks, quotes, # and %"
-        );
+    if text.len() > DIR_LIMIT || text.chars().any(|c| c.is_whitespace() || "\"'#\\%=".contains(c)) {
+        bail!("--dir {text}: must be at most {DIR_LIMIT} characters without blanks, quotes, # and %");
     }
     if dir.join("state.json").exists() {
-        bail!(
-            "a lab is up in {text} already: `pliant-lab down --dir {text}` ends it, --dir DIR starts another one"
-        );
+        bail!("a lab is up in {text} already: `pliant-lab down --dir {text}` ends it, --dir DIR starts another one");
     }
-    fs::create_dir_all(dir.parent().unwrap_or(Path::new("/")))
-        .with_context(|| format!("cannot create {text}"))?;
+    fs::create_dir_all(dir.parent().unwrap_or(Path::new("/"))).with_context(|| format!("cannot create {text}"))?;
     fs::create_dir(&dir).with_context(|| format!("cannot create {text} (it must not exist)"))?;
     fs::write(dir.join(".pliant-lab"), "").with_context(|| format!("cannot write below {text}"))?;
     fs::canonicalize(&dir).with_context(|| format!("cannot resolve {text}"))
@@ -275,17 +250,11 @@ fn new_dir(wanted: Option<PathBuf>) -> Result<PathBuf> {
 
 /// In the lab itself, or below /dev where the lab's file system forbids devices (Debian 13 mounts /tmp with nodev).
 fn device_dir(dir: &Path) -> Result<PathBuf> {
-    let flags = statvfs(dir)
-        .with_context(|| format!("statvfs {}", dir.display()))?
-        .f_flag;
+    let flags = statvfs(dir).with_context(|| format!("statvfs {}", dir.display()))?.f_flag;
     if !flags.contains(StatVfsMountFlags::NODEV) {
         return Ok(dir.join("dev"));
     }
-    let name: String = dir
-        .to_string_lossy()
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-        .collect();
+    let name: String = dir.to_string_lossy().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     Ok(PathBuf::from(format!("/dev/pliant-lab{name}")))
 }
 
@@ -298,8 +267,7 @@ fn make_dirs(spec: &Spec) -> Result<()> {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))
             .with_context(|| format!("chmod {}", path.display()))?;
         if let Some(user) = owner {
-            chown(&path, Some(user.uid), Some(user.gid))
-                .with_context(|| format!("chown {}", path.display()))?;
+            chown(&path, Some(user.uid), Some(user.gid)).with_context(|| format!("chown {}", path.display()))?;
         }
         Ok(())
     };
@@ -331,16 +299,10 @@ fn make_dirs(spec: &Spec) -> Result<()> {
 
 /// Puts the plugin, the programs and the Python client into the lab, and says what is not built.
 pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
-    let missing: Vec<&str> = [
-        "pliantd",
-        "pliant-agent",
-        "pliant-slurm-bridge",
-        "pliant",
-        "libspank_pliant.so",
-    ]
-    .into_iter()
-    .filter(|name| !spec.target.join(name).is_file())
-    .collect();
+    let missing: Vec<&str> = ["pliantd", "pliant-agent", "pliant-slurm-bridge", "pliant", "libspank_pliant.so"]
+        .into_iter()
+        .filter(|name| !spec.target.join(name).is_file())
+        .collect();
     if !missing.is_empty() {
         bail!(
             "not built: {} (not in {}). Run `cargo build --workspace`, or give --no-pliant for plain Slurm",
@@ -351,14 +313,9 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
     for name in ["pliantd", "pliant-agent", "pliant-slurm-bridge", "pliant"] {
         services::install(&spec.target.join(name), &spec.path("bin").join(name))?;
     }
-    services::install(
-        &spec.target.join("libspank_pliant.so"),
-        &spec.path("lib/spank_pliant.so"),
-    )?;
+    services::install(&spec.target.join("libspank_pliant.so"), &spec.path("lib/spank_pliant.so"))?;
     let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python");
-    let package = [client.join("src/pliant"), client.join("pliant")]
-        .into_iter()
-        .find(|dir| dir.is_dir());
+    let package = [client.join("src/pliant"), client.join("pliant")].into_iter().find(|dir| dir.is_dir());
     if let Some(package) = package {
         fs::create_dir_all(spec.path("python")).context("cannot create python in the lab")?;
         let out = Command::new("cp")
@@ -367,10 +324,7 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
             .output()
             .context("cannot run cp")?;
         if !out.status.success() {
-            bail!(
-                "cannot copy the Python client: {}",
-                String::from_utf8_lossy(&out.stderr).trim()
-            );
+            bail!("cannot copy the Python client: {}", String::from_utf8_lossy(&out.stderr).trim());
         }
     }
     Ok(())
@@ -382,14 +336,8 @@ fn make_devices(spec: &Spec) -> Result<()> {
     for gpu in 0..spec.gpus {
         let path = dir.join(format!("gpu{gpu}"));
         let mode = Mode::from_raw_mode(0o666);
-        mknodat(
-            CWD,
-            &path,
-            FileType::CharacterDevice,
-            mode,
-            makedev(195, gpu.into()),
-        )
-        .with_context(|| format!("mknod {} (a container without CAP_MKNOD?)", path.display()))?;
+        mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(195, gpu.into()))
+            .with_context(|| format!("mknod {} (a container without CAP_MKNOD?)", path.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))
             .with_context(|| format!("chmod {}", path.display()))?;
     }
@@ -406,25 +354,17 @@ fn write_conf(spec: &Spec) -> Result<()> {
     };
     write("etc/slurm.conf", &conf::slurm_conf(spec)?, 0o644)?;
     write("etc/gres.conf", &conf::gres_conf(spec), 0o644)?;
-    write(
-        "etc/cgroup.conf",
-        &conf::cgroup_conf(spec, slurm_version()?),
-        0o644,
-    )?;
+    write("etc/cgroup.conf", &conf::cgroup_conf(spec, slurm_version()?), 0o644)?;
     write("etc/plugstack.conf", &conf::plugstack_conf(spec), 0o644)?;
     write("etc/pliant.toml", &conf::pliant_toml(spec)?, 0o644)?;
     if spec.accounting {
         let slurm = User::get(SLURM_USER)?;
         let path = write("etc/slurmdbd.conf", &conf::slurmdbd_conf(spec), 0o600)?;
-        chown(&path, Some(slurm.uid), Some(slurm.gid))
-            .with_context(|| format!("chown {}", path.display()))?;
+        chown(&path, Some(slurm.uid), Some(slurm.gid)).with_context(|| format!("chown {}", path.display()))?;
     }
     let mut key = [0u8; 128];
-    std::io::Read::read_exact(
-        &mut fs::File::open("/dev/urandom").context("/dev/urandom")?,
-        &mut key,
-    )
-    .context("/dev/urandom")?;
+    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom").context("/dev/urandom")?, &mut key)
+        .context("/dev/urandom")?;
     let path = write("munge/munge.key", "", 0o600)?;
     fs::write(&path, key).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -437,12 +377,7 @@ fn slurm_version() -> Result<(u32, u32)> {
         .output()
         .context("cannot run slurmctld (package slurmctld)")?;
     let text = String::from_utf8_lossy(&out.stdout);
-    let mut parts = text
-        .split_whitespace()
-        .last()
-        .unwrap_or_default()
-        .split('.')
-        .map(str::parse::<u32>);
+    let mut parts = text.split_whitespace().last().unwrap_or_default().split('.').map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
         _ => bail!("cannot read Slurm's version from '{}'", text.trim()),
@@ -452,26 +387,14 @@ fn slurm_version() -> Result<(u32, u32)> {
 /// Starts the process that ends the lab when its owner dies. It has a session of its own and none of the lab's
 /// variables, so that neither the owner's end nor the lab's takes it by accident.
 fn start_guard(spec: &Spec) -> Result<Child> {
-    let Some(owner) = spec.owner else {
-        bail!("no owner")
-    };
+    let Some(owner) = spec.owner else { bail!("no owner") };
     let program = spec.target.join("pliant-lab");
     if !program.is_file() {
-        bail!(
-            "{} is not built: run `cargo build -p pliant-lab`",
-            program.display()
-        );
+        bail!("{} is not built: run `cargo build -p pliant-lab`", program.display());
     }
     let child = Command::new("setsid")
         .arg(&program)
-        .args([
-            "guard",
-            "--owner",
-            &owner.pid.to_string(),
-            "--start",
-            &owner.start.to_string(),
-            "--dir",
-        ])
+        .args(["guard", "--owner", &owner.pid.to_string(), "--start", &owner.start.to_string(), "--dir"])
         .arg(&spec.dir)
         .env_clear()
         .env("PATH", services::SYSTEM_PATH)

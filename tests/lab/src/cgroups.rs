@@ -36,7 +36,10 @@ pub(crate) fn check() -> Result<()> {
         let probe = path.join("pliant-lab-probe");
         let _ = fs::remove_dir(&probe);
         fs::create_dir(&probe).with_context(|| {
-            format!("--cgroups: cannot make a cgroup in {} (a container without rights?): leave out --cgroups", path.display())
+            format!(
+                "--cgroups: cannot make a cgroup in {} (a container without rights?): leave out --cgroups",
+                path.display()
+            )
         })?;
         let _ = fs::remove_dir(&probe);
     }
@@ -89,9 +92,8 @@ pub(crate) fn remove(spec: &Spec) {
         }
         remove_tree(&dir);
     }
-    let others = ports::labs()
-        .iter()
-        .any(|dir| *dir != spec.dir && State::load(dir).is_ok_and(|state| state.spec.cgroups));
+    let others =
+        ports::labs().iter().any(|dir| *dir != spec.dir && State::load(dir).is_ok_and(|state| state.spec.cgroups));
     // The nodes' own directories are shared by all labs of this machine: the last one removes them.
     for mount in mounts().iter().filter(|_| !others) {
         for dir in children(mount) {
@@ -115,15 +117,9 @@ fn children(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
     };
-    entries
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| e.path())
-        .collect()
+    entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
 }
 
 fn name(path: &Path) -> &str {
-    path.file_name()
-        .and_then(|n| n.to_str())
-        .unwrap_or_default()
+    path.file_name().and_then(|n| n.to_str()).unwrap_or_default()
 }

@@ -54,11 +54,7 @@ pub fn slurm_conf(spec: &Spec) -> Result<String> {
     ] {
         keys.set(key, value);
     }
-    let (track, task) = if spec.cgroups {
-        ("cgroup", "cgroup")
-    } else {
-        ("linuxproc", "none")
-    };
+    let (track, task) = if spec.cgroups { ("cgroup", "cgroup") } else { ("linuxproc", "none") };
     keys.set("ProctrackType", format!("proctrack/{track}"));
     keys.set("TaskPlugin", format!("task/{task}"));
     if spec.accounting {
@@ -82,9 +78,7 @@ pub fn slurm_conf(spec: &Spec) -> Result<String> {
             bail!("'{line}' is no KEY=VALUE line of slurm.conf");
         };
         let key = key.trim();
-        if ["nodename", "partitionname", "nodeset", "downnodes"]
-            .contains(&key.to_ascii_lowercase().as_str())
-        {
+        if ["nodename", "partitionname", "nodeset", "downnodes"].contains(&key.to_ascii_lowercase().as_str()) {
             extra.push(line.clone());
         } else {
             keys.set(key, value.trim());
@@ -107,17 +101,10 @@ fn node_line(spec: &Spec) -> String {
     let (names, ports) = if spec.nodes == 1 {
         ("n0".to_owned(), spec.ports.slurmd.to_string())
     } else {
-        (
-            format!("n[0-{last}]"),
-            format!("[{}-{}]", spec.ports.slurmd, spec.ports.slurmd + last),
-        )
+        (format!("n[0-{last}]"), format!("[{}-{}]", spec.ports.slurmd, spec.ports.slurmd + last))
     };
     let cpus = spec.cpus();
-    let gres = if spec.gpus > 0 {
-        format!(" Gres=gpu:{}", spec.gpus)
-    } else {
-        String::new()
-    };
+    let gres = if spec.gpus > 0 { format!(" Gres=gpu:{}", spec.gpus) } else { String::new() };
     format!(
         "NodeName={names} NodeHostname={} NodeAddr=127.0.0.1 Port={ports} CPUs={cpus} Boards=1 SocketsPerBoard=2 \
          CoresPerSocket={} ThreadsPerCore=1 RealMemory=1000000{gres}\n",
@@ -128,10 +115,7 @@ fn node_line(spec: &Spec) -> String {
 
 fn partition_lines(spec: &Spec) -> String {
     match spec.preemption {
-        None => {
-            "PartitionName=gpu Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=1\n"
-                .to_owned()
-        }
+        None => "PartitionName=gpu Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=1\n".to_owned(),
         Some(grace) => format!(
             "PartitionName=gpu Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF\n\
              PartitionName=low Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=1 PreemptMode=CANCEL GraceTime={grace}\n"
@@ -145,11 +129,7 @@ pub fn gres_conf(spec: &Spec) -> String {
     let mut text = String::from("# Written by pliant-lab.\n");
     for gpu in 0..spec.gpus {
         let second = gpu >= spec.gpus.div_ceil(2);
-        let cores = if second {
-            format!("{half}-{}", 2 * half - 1)
-        } else {
-            format!("0-{}", half - 1)
-        };
+        let cores = if second { format!("{half}-{}", 2 * half - 1) } else { format!("0-{}", half - 1) };
         let links: Vec<&str> = (0..spec.gpus)
             .map(|other| {
                 let same_socket = (other >= spec.gpus.div_ceil(2)) == second;
@@ -176,8 +156,7 @@ pub fn gres_conf(spec: &Spec) -> String {
 /// cgroup.conf.
 pub fn cgroup_conf(spec: &Spec, slurm: (u32, u32)) -> String {
     if spec.cgroups {
-        "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\nConstrainCores=no\nConstrainRAMSpace=no\n"
-            .to_owned()
+        "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\nConstrainCores=no\nConstrainRAMSpace=no\n".to_owned()
     } else if slurm >= (24, 5) {
         // Without this slurmd asks for a cgroup file system even when no plugin uses it.
         "CgroupPlugin=disabled\n".to_owned()
@@ -224,20 +203,12 @@ pub fn pliant_toml(spec: &Spec) -> Result<String> {
         ("daemon", "state_dir", quote(format!("{dir}/pliantd"))),
         ("daemon", "socket", quote(format!("{dir}/run/pliantd.sock"))),
         ("daemon", "listen", quote(daemon.clone())),
-        (
-            "daemon",
-            "bridge",
-            quote(format!("{dir}/bin/pliant-slurm-bridge")),
-        ),
+        ("daemon", "bridge", quote(format!("{dir}/bin/pliant-slurm-bridge"))),
         ("daemon", "poll_interval", interval),
         ("daemon", "user", quote(PLIANT_USER.to_owned())),
         ("agent", "socket", quote(format!("{dir}/run/%n/agent.sock"))),
         ("agent", "daemon", quote(daemon)),
-        (
-            "slurm",
-            "munge_socket",
-            quote(format!("{dir}/munge/munge.sock")),
-        ),
+        ("slurm", "munge_socket", quote(format!("{dir}/munge/munge.sock"))),
         ("slurm", "conf", quote(format!("{dir}/etc/slurm.conf"))),
         ("elastic", "grace", "60".to_owned()),
         ("elastic", "grace_max", "600".to_owned()),
@@ -245,9 +216,7 @@ pub fn pliant_toml(spec: &Spec) -> Result<String> {
         set(&mut sections, section, key, value);
     }
     for item in &spec.pliant_set {
-        let parsed = item
-            .split_once('=')
-            .and_then(|(path, value)| Some((path.trim().rsplit_once('.')?, value.trim())));
+        let parsed = item.split_once('=').and_then(|(path, value)| Some((path.trim().rsplit_once('.')?, value.trim())));
         let Some(((section, key), value)) = parsed else {
             bail!("'{item}' is no SECTION.KEY=VALUE for pliant.toml, for example elastic.grace=5");
         };
@@ -263,12 +232,7 @@ pub fn pliant_toml(spec: &Spec) -> Result<String> {
     Ok(text)
 }
 
-fn set(
-    sections: &mut Vec<(String, Vec<(String, String)>)>,
-    section: &str,
-    key: &str,
-    value: String,
-) {
+fn set(sections: &mut Vec<(String, Vec<(String, String)>)>, section: &str, key: &str, value: String) {
     let at = match sections.iter().position(|(name, _)| name == section) {
         Some(at) => at,
         None => {
@@ -287,12 +251,46 @@ fn set(
 
 /// Numbers, booleans, strings, arrays and tables as they are; a bare word becomes a string.
 fn toml_value(value: &str) -> String {
-    let literal = value.parse::<f64>().is_ok()
-        || ["true", "false"].contains(&value)
-        || value.starts_with(['"', '\'', '[', '{']);
-    if literal {
-        value.to_owned()
-    } else {
-        format!("{value:?}")
+    let literal =
+        value.parse::<f64>().is_ok() || ["true", "false"].contains(&value) || value.starts_with(['"', '\'', '[', '{']);
+    if literal { value.to_owned() } else { format!("{value:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lab;
+
+    #[test]
+    fn a_line_of_the_user_replaces_the_labs_own() -> Result<()> {
+        let mut spec = Lab::builder().spec_for_test();
+        spec.conf = vec!["messagetimeout = 5".into(), "NodeSet=a Nodes=n0".into()];
+        let text = slurm_conf(&spec)?;
+        assert!(text.contains("MessageTimeout=5\n"), "{text}");
+        assert_eq!(text.to_lowercase().matches("messagetimeout").count(), 1);
+        assert!(text.contains("\nNodeSet=a Nodes=n0\n"));
+        Ok(())
+    }
+
+    #[test]
+    fn pliant_toml_takes_literals_and_bare_words() -> Result<()> {
+        let mut spec = Lab::builder().spec_for_test();
+        spec.poll_interval = 0.5;
+        spec.pliant_set = vec!["elastic.grace=5".into(), "log.level = debug".into()];
+        let text = pliant_toml(&spec)?;
+        for line in ["poll_interval = 0.5", "grace = 5", "[log]", "level = \"debug\""] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_gpu_has_the_cores_of_its_socket_and_links_to_all() {
+        let spec = Lab::builder().gpus(8).spec_for_test();
+        let text = gres_conf(&spec);
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(lines.len(), 8);
+        assert!(lines[0].ends_with("Cores=0-31 Links=-1,2,2,4,1,1,1,1"), "{}", lines[0]);
+        assert!(lines[7].ends_with("Cores=32-63 Links=1,1,1,1,4,2,2,-1"), "{}", lines[7]);
     }
 }

@@ -22,9 +22,7 @@ pub fn down(dir: &Path) -> Result<()> {
         Err(_) if dir.join(".pliant-lab").exists() => None,
         Err(err) => return Err(err),
     };
-    let dir = &state
-        .as_ref()
-        .map_or_else(|| dir.to_path_buf(), |s| s.spec.dir.clone());
+    let dir = &state.as_ref().map_or_else(|| dir.to_path_buf(), |s| s.spec.dir.clone());
     if let Some(state) = &state {
         let me = std::process::id();
         if let Some(guard) = state.guard.filter(|g| g.pid != me) {
@@ -49,11 +47,8 @@ pub fn down(dir: &Path) -> Result<()> {
 }
 
 fn end_processes(dir: &Path, state: Option<&State>) -> Result<()> {
-    let uids: Vec<u32> = LAB_USERS
-        .iter()
-        .filter_map(|name| User::find(name).ok().flatten())
-        .map(|user| user.uid)
-        .collect();
+    let uids: Vec<u32> =
+        LAB_USERS.iter().filter_map(|name| User::find(name).ok().flatten()).map(|user| user.uid).collect();
     let end = Instant::now() + Duration::from_secs(15);
     loop {
         let mut left = procs::of_lab(dir, &uids);
@@ -67,15 +62,8 @@ fn end_processes(dir: &Path, state: Option<&State>) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > end {
-            let list: Vec<String> = left
-                .iter()
-                .map(|p| format!("{} ({})", p.pid, procs::describe(p.pid)))
-                .collect();
-            bail!(
-                "processes of the lab in {} do not end: {}",
-                dir.display(),
-                list.join(", ")
-            );
+            let list: Vec<String> = left.iter().map(|p| format!("{} ({})", p.pid, procs::describe(p.pid))).collect();
+            bail!("processes of the lab in {} do not end: {}", dir.display(), list.join(", "));
         }
         for proc in left {
             proc.signal(Signal::KILL);
@@ -101,10 +89,7 @@ fn remove_dir(dir: &Path) -> Result<()> {
 
 /// Waits until the owner dies, then ends the lab; returns early when the lab is gone by itself.
 pub fn guard(dir: &Path, owner: Owner) -> Result<()> {
-    let proc = Proc {
-        pid: owner.pid,
-        start: owner.start,
-    };
+    let proc = Proc { pid: owner.pid, start: owner.start };
     let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
     // With a pidfd the guard wakes at the owner's death; without one (old kernels) it looks every 200 ms.
     let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -114,10 +99,7 @@ pub fn guard(dir: &Path, owner: Owner) -> Result<()> {
         }
         match &pidfd {
             Some(fd) => {
-                let limit = Timespec {
-                    tv_sec: 1,
-                    tv_nsec: 0,
-                };
+                let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
                 let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit));
             }
             None => std::thread::sleep(Duration::from_millis(200)),

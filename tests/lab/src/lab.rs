@@ -34,19 +34,11 @@ impl Lab {
 
     /// Uses the lab that somebody else started in `dir`.
     pub fn attach(dir: &Path) -> Result<Lab> {
-        Ok(Lab {
-            spec: State::load(dir)?.spec,
-            children: Mutex::default(),
-            owned: false,
-        })
+        Ok(Lab { spec: State::load(dir)?.spec, children: Mutex::default(), owned: false })
     }
 
     pub(crate) fn new(spec: Spec, children: Vec<Child>, owned: bool) -> Lab {
-        Lab {
-            spec,
-            children: Mutex::new(children),
-            owned,
-        }
+        Lab { spec, children: Mutex::new(children), owned }
     }
 
     /// What the lab is made of.
@@ -71,11 +63,7 @@ impl Lab {
 
     /// A user's home in the lab, where [`Lab::command`] runs programs.
     pub fn home(&self, user: &str) -> PathBuf {
-        if LAB_USERS.contains(&user) {
-            self.spec.path("home").join(user)
-        } else {
-            self.spec.dir.clone()
-        }
+        if LAB_USERS.contains(&user) { self.spec.path("home").join(user) } else { self.spec.dir.clone() }
     }
 
     /// A node's spool directory.
@@ -111,12 +99,7 @@ impl Lab {
     /// The process of a service if it is alive.
     pub fn process(&self, service: &str) -> Option<Proc> {
         self.reap();
-        State::load(self.dir())
-            .ok()?
-            .services
-            .get(service)
-            .copied()
-            .filter(|p| p.alive())
+        State::load(self.dir()).ok()?.services.get(service).copied().filter(|p| p.alive())
     }
 
     /// Starts a service that is not running and waits until it answers. Pliant's programs are taken anew from the
@@ -162,9 +145,7 @@ impl Lab {
 
     /// Sends a signal to a service, such as STOP and CONT.
     pub fn signal(&self, service: &str, signal: Signal) -> Result<()> {
-        let proc = self
-            .process(service)
-            .with_context(|| format!("{service} is not running"))?;
+        let proc = self.process(service).with_context(|| format!("{service} is not running"))?;
         if !proc.signal(signal) {
             bail!("{service} is gone");
         }
@@ -172,22 +153,12 @@ impl Lab {
     }
 
     /// Waits until `test` is true; the error names `what` and shows the ends of the main logs.
-    pub fn wait_for(
-        &self,
-        limit: Duration,
-        what: &str,
-        mut test: impl FnMut() -> bool,
-    ) -> Result<()> {
+    pub fn wait_for(&self, limit: Duration, what: &str, mut test: impl FnMut() -> bool) -> Result<()> {
         self.wait_some(limit, what, || test().then_some(()))
     }
 
     /// Waits until `test` gives a value; see [`Lab::wait_for`].
-    pub fn wait_some<T>(
-        &self,
-        limit: Duration,
-        what: &str,
-        mut test: impl FnMut() -> Option<T>,
-    ) -> Result<T> {
+    pub fn wait_some<T>(&self, limit: Duration, what: &str, mut test: impl FnMut() -> Option<T>) -> Result<T> {
         let end = Instant::now() + limit;
         loop {
             if let Some(value) = test() {
@@ -223,9 +194,8 @@ impl Lab {
             let prepared = accounts::prepare(&self.spec)?;
             self.start_accounting()?;
             if !prepared.filled {
-                accounts::register(&self.spec).with_context(|| {
-                    format!("accounts\n{}", services::tail(&self.spec, "slurmdbd", 10))
-                })?;
+                accounts::register(&self.spec)
+                    .with_context(|| format!("accounts\n{}", services::tail(&self.spec, "slurmdbd", 10)))?;
                 self.stop("slurmdbd")?;
                 self.stop("mariadbd")?;
                 accounts::keep(&self.spec, &prepared)?;
@@ -305,16 +275,10 @@ impl Lab {
                 return Ok(());
             }
             if self.process(service).is_none() {
-                bail!(
-                    "{service} ended at once\n{}",
-                    services::tail(&self.spec, service, 20)
-                );
+                bail!("{service} ended at once\n{}", services::tail(&self.spec, service, 20));
             }
             if Instant::now() > end {
-                bail!(
-                    "{service} does not answer after {START_LIMIT:?}\n{}",
-                    services::tail(&self.spec, service, 20)
-                );
+                bail!("{service} does not answer after {START_LIMIT:?}\n{}", services::tail(&self.spec, service, 20));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -322,62 +286,39 @@ impl Lab {
 
     /// Waits until slurmctld shows every node idle.
     fn wait_nodes(&self) -> Result<()> {
-        let end =
-            Instant::now() + START_LIMIT + Duration::from_millis(500) * u32::from(self.spec.nodes);
+        let end = Instant::now() + START_LIMIT + Duration::from_millis(500) * u32::from(self.spec.nodes);
         loop {
-            let states = self
-                .run("root", &["sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T"])
-                .unwrap_or_default();
-            let idle = states
-                .lines()
-                .filter(|line| line.ends_with(" idle"))
-                .count();
+            let states = self.run("root", &["sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T"]).unwrap_or_default();
+            let idle = states.lines().filter(|line| line.ends_with(" idle")).count();
             if idle == usize::from(self.spec.nodes) {
                 return Ok(());
             }
             for node in self.nodes() {
                 let service = format!("slurmd.{node}");
                 if self.process(&service).is_none() {
-                    bail!(
-                        "{service} ended\n{}",
-                        services::tail(&self.spec, &service, 20)
-                    );
+                    bail!("{service} ended\n{}", services::tail(&self.spec, &service, 20));
                 }
             }
             if Instant::now() > end {
                 let logs = self.logs(15);
-                bail!(
-                    "only {idle} of {} nodes are idle:\n{states}\n{logs}",
-                    self.spec.nodes
-                );
+                bail!("only {idle} of {} nodes are idle:\n{states}\n{logs}", self.spec.nodes);
             }
-            std::thread::sleep(Duration::from_millis(if self.spec.nodes > 16 {
-                200
-            } else {
-                50
-            }));
+            std::thread::sleep(Duration::from_millis(if self.spec.nodes > 16 { 200 } else { 50 }));
         }
     }
 
     fn end(&self, service: &str, signal: Signal) -> Result<()> {
-        let Some(proc) = self.process(service) else {
-            bail!("{service} is not running")
-        };
+        let Some(proc) = self.process(service) else { bail!("{service} is not running") };
         proc.signal(signal);
         if !proc.wait_gone(START_LIMIT) {
-            bail!(
-                "{service} (pid {}) does not end\n{}",
-                proc.pid,
-                services::tail(&self.spec, service, 20)
-            );
+            bail!("{service} (pid {}) does not end\n{}", proc.pid, services::tail(&self.spec, service, 20));
         }
         self.reap();
         Ok(())
     }
 
     fn reap(&self) {
-        self.children()
-            .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+        self.children().retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
     }
 
     fn children(&self) -> MutexGuard<'_, Vec<Child>> {

@@ -13,11 +13,7 @@ use pliant_lab::{LAB_USERS, Lab, Owner, State};
 const DEFAULT_DIR: &str = "/tmp/pliant-lab-default";
 
 #[derive(Debug, Parser)]
-#[command(
-    name = "pliant-lab",
-    version,
-    about = "A private real Slurm cluster on one machine, with simulated GPUs"
-)]
+#[command(name = "pliant-lab", version, about = "A private real Slurm cluster on one machine, with simulated GPUs")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -146,12 +142,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Up(args) => up(args),
-        Command::Exec {
-            dir,
-            user,
-            cwd,
-            argv,
-        } => exec(&dir.dir, &user, cwd, &argv),
+        Command::Exec { dir, user, cwd, argv } => exec(&dir.dir, &user, cwd, &argv),
         Command::Status { dir, json } => status(&dir.dir, json),
         Command::Down { dir } => {
             pliant_lab::down(&dir.dir)?;
@@ -161,9 +152,7 @@ fn run(command: Command) -> Result<()> {
         Command::Start { dir, service } => Lab::attach(&dir.dir)?.start(&service),
         Command::Kill { dir, service } => Lab::attach(&dir.dir)?.kill(&service),
         Command::Restart { dir, service } => Lab::attach(&dir.dir)?.restart(&service),
-        Command::Guard { dir, owner, start } => {
-            pliant_lab::guard(&dir.dir, Owner { pid: owner, start })
-        }
+        Command::Guard { dir, owner, start } => pliant_lab::guard(&dir.dir, Owner { pid: owner, start }),
     }
 }
 
@@ -203,9 +192,7 @@ fn up(args: Up) -> Result<()> {
 
 fn exec(dir: &Path, user: &str, cwd: Option<PathBuf>, argv: &[String]) -> Result<()> {
     let lab = Lab::attach(dir)?;
-    let Some((program, args)) = argv.split_first() else {
-        bail!("exec: no command")
-    };
+    let Some((program, args)) = argv.split_first() else { bail!("exec: no command") };
     let mut cmd = lab.command(user, program)?;
     cmd.args(args).stdin(std::process::Stdio::inherit());
     if let Some(term) = std::env::var_os("TERM") {
@@ -229,32 +216,16 @@ fn status(dir: &Path, json: bool) -> Result<()> {
     }
     let state = State::load(dir)?;
     if json {
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&state).context("cannot write JSON")?
-        );
+        println!("{}", serde_json::to_string_pretty(&state).context("cannot write JSON")?);
         return Ok(());
     }
     let spec = &state.spec;
-    let word = if state.ready {
-        "up"
-    } else {
-        "starting or broken"
-    };
-    println!(
-        "lab in {}: {word}, {} nodes with {} GPUs",
-        spec.dir.display(),
-        spec.nodes,
-        spec.gpus
-    );
+    let word = if state.ready { "up" } else { "starting or broken" };
+    println!("lab in {}: {word}, {} nodes with {} GPUs", spec.dir.display(), spec.nodes, spec.gpus);
     println!("SLURM_CONF={}", spec.slurm_conf().display());
     println!("{:<14} {:>8}  STATE", "SERVICE", "PID");
     for (name, proc) in &state.services {
-        println!(
-            "{name:<14} {:>8}  {}",
-            proc.pid,
-            if proc.alive() { "up" } else { "dead" }
-        );
+        println!("{name:<14} {:>8}  {}", proc.pid, if proc.alive() { "up" } else { "dead" });
     }
     Ok(())
 }

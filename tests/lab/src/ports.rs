@@ -29,8 +29,7 @@ pub(crate) fn machine_lock() -> Result<File> {
         .write(true)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
-    file.lock()
-        .with_context(|| format!("cannot lock {}", path.display()))?;
+    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     Ok(file)
 }
 
@@ -53,23 +52,14 @@ fn reservations() -> Vec<Reservation> {
             let name = entry.file_name().into_string().ok()?;
             let (base, len) = name.split_once('+')?;
             let dir = PathBuf::from(fs::read_to_string(&file).ok()?.trim());
-            Some(Reservation {
-                base: base.parse().ok()?,
-                len: len.parse().ok()?,
-                file,
-                dir,
-            })
+            Some(Reservation { base: base.parse().ok()?, len: len.parse().ok()?, file, dir })
         })
         .collect()
 }
 
 /// Directories of the labs that hold ports, that is of all labs that are up.
 pub fn labs() -> Vec<PathBuf> {
-    reservations()
-        .into_iter()
-        .map(|r| r.dir)
-        .filter(|d| d.exists())
-        .collect()
+    reservations().into_iter().map(|r| r.dir).filter(|d| d.exists()).collect()
 }
 
 /// Reserves ports for a lab whose directory exists already. Blocks of labs whose directory is gone are dropped.
@@ -86,9 +76,7 @@ pub(crate) fn reserve(dir: &Path, nodes: u16) -> Result<Ports> {
     let len = FIXED + nodes;
     let mut base = FIRST;
     while base + len < LAST {
-        let clash = taken
-            .iter()
-            .find(|(from, to)| base < *to && *from < base + len);
+        let clash = taken.iter().find(|(from, to)| base < *to && *from < base + len);
         if let Some((_, to)) = clash {
             base = *to;
         } else if let Some(busy) = (base..base + len).find(|p| !is_free(*p)) {
@@ -97,12 +85,7 @@ pub(crate) fn reserve(dir: &Path, nodes: u16) -> Result<Ports> {
             let file = registry().join(format!("{base}+{len}"));
             fs::write(&file, dir.as_os_str().as_encoded_bytes())
                 .with_context(|| format!("cannot write {}", file.display()))?;
-            return Ok(Ports {
-                slurmctld: base,
-                slurmdbd: base + 1,
-                pliantd: base + 2,
-                slurmd: base + FIXED,
-            });
+            return Ok(Ports { slurmctld: base, slurmdbd: base + 1, pliantd: base + 2, slurmd: base + FIXED });
         }
     }
     bail!("no {len} free ports between {FIRST} and {LAST}: end other labs (`pliant-lab status`)")

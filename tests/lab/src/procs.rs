@@ -45,10 +45,7 @@ impl Proc {
     /// The process with this pid, if it lives.
     pub fn of(pid: u32) -> Option<Proc> {
         let stat = stat(pid)?;
-        (!matches!(stat.state, 'Z' | 'X')).then_some(Proc {
-            pid,
-            start: stat.start,
-        })
+        (!matches!(stat.state, 'Z' | 'X')).then_some(Proc { pid, start: stat.start })
     }
 
     /// Whether this very process still lives; a zombie does not.
@@ -81,21 +78,13 @@ impl Proc {
 /// that hold its logs open, processes of `uids` that work below `dir`, and all children of these. The caller and its
 /// parents are left out.
 pub fn of_lab(dir: &Path, uids: &[u32]) -> Vec<Proc> {
-    let all: BTreeMap<u32, Stat> = pids()
-        .into_iter()
-        .filter_map(|pid| Some((pid, stat(pid)?)))
-        .collect();
+    let all: BTreeMap<u32, Stat> = pids().into_iter().filter_map(|pid| Some((pid, stat(pid)?))).collect();
     let mut own = BTreeSet::new();
     let mut next = Some(std::process::id());
     while let Some(pid) = next.filter(|pid| own.insert(*pid)) {
         next = all.get(&pid).map(|s| s.ppid).filter(|p| *p > 1);
     }
-    let needle = [
-        b"SLURM_CONF=",
-        dir.as_os_str().as_encoded_bytes(),
-        b"/etc/slurm.conf",
-    ]
-    .concat();
+    let needle = [b"SLURM_CONF=", dir.as_os_str().as_encoded_bytes(), b"/etc/slurm.conf"].concat();
     let mut found: BTreeSet<u32> = all
         .iter()
         .filter(|(pid, stat)| {
@@ -117,40 +106,26 @@ pub fn of_lab(dir: &Path, uids: &[u32]) -> Vec<Proc> {
         found.extend(more);
     }
     all.iter()
-        .filter(|(pid, s)| {
-            found.contains(pid) && !own.contains(pid) && !matches!(s.state, 'Z' | 'X')
-        })
-        .map(|(pid, s)| Proc {
-            pid: *pid,
-            start: s.start,
-        })
+        .filter(|(pid, s)| found.contains(pid) && !own.contains(pid) && !matches!(s.state, 'Z' | 'X'))
+        .map(|(pid, s)| Proc { pid: *pid, start: s.start })
         .collect()
 }
 
 /// The command line of a process, for messages.
 pub fn describe(pid: u32) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&raw)
-        .replace('\0', " ")
-        .trim()
-        .chars()
-        .take(100)
-        .collect()
+    String::from_utf8_lossy(&raw).replace('\0', " ").trim().chars().take(100).collect()
 }
 
 fn pids() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect()
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn has_env(pid: u32, needle: &[u8]) -> bool {
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|env| env.split(|b| *b == 0).any(|var| var == needle))
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|env| env.split(|b| *b == 0).any(|var| var == needle))
 }
 
 fn uid(pid: u32) -> u32 {

@@ -27,10 +27,7 @@ struct Service {
 fn service(spec: &Spec, name: &str, first: bool) -> Result<Service> {
     let dir = spec.dir.display();
     let mut user = None;
-    let argv: Vec<String> = match name
-        .split_once('.')
-        .map_or((name, ""), |(kind, node)| (kind, node))
-    {
+    let argv: Vec<String> = match name.split_once('.').map_or((name, ""), |(kind, node)| (kind, node)) {
         ("munged", "") => vec![
             "munged".into(),
             "--foreground".into(),
@@ -52,11 +49,7 @@ fn service(spec: &Spec, name: &str, first: bool) -> Result<Service> {
         }
         ("pliantd", "") => {
             user = Some(User::get(PLIANT_USER)?);
-            vec![
-                format!("{dir}/bin/pliantd"),
-                "--config".into(),
-                format!("{dir}/etc/pliant.toml"),
-            ]
+            vec![format!("{dir}/bin/pliantd"), "--config".into(), format!("{dir}/etc/pliant.toml")]
         }
         ("agent", node) if is_node(spec, node) => vec![
             format!("{dir}/bin/pliant-agent"),
@@ -69,10 +62,7 @@ fn service(spec: &Spec, name: &str, first: bool) -> Result<Service> {
             "unknown service '{name}': munged, mariadbd, slurmdbd, slurmctld, slurmd.n0 ..., pliantd, agent.n0 ..."
         ),
     };
-    Ok(Service {
-        argv: argv.into_iter().map(Into::into).collect(),
-        user,
-    })
+    Ok(Service { argv: argv.into_iter().map(Into::into).collect(), user })
 }
 
 fn is_node(spec: &Spec, node: &str) -> bool {
@@ -82,14 +72,7 @@ fn is_node(spec: &Spec, node: &str) -> bool {
 /// The environment that every process of a lab gets.
 pub(crate) fn environment(spec: &Spec, cmd: &mut Command) {
     cmd.env_clear();
-    cmd.env(
-        "PATH",
-        format!(
-            "{}/bin:{}:{SYSTEM_PATH}",
-            spec.dir.display(),
-            spec.target.display()
-        ),
-    );
+    cmd.env("PATH", format!("{}/bin:{}:{SYSTEM_PATH}", spec.dir.display(), spec.target.display()));
     cmd.env("LANG", "C.UTF-8");
     cmd.env("SLURM_CONF", spec.slurm_conf());
     cmd.env("PLIANT_LAB_DIR", &spec.dir);
@@ -119,23 +102,14 @@ pub(crate) fn spawn(spec: &Spec, name: &str, env: &[(&str, &str)], first: bool) 
     cmd.envs(env.iter().copied());
     if let Some(user) = &what.user {
         cmd.uid(user.uid).gid(user.gid);
-        cmd.env("HOME", &spec.dir)
-            .env("USER", &user.name)
-            .env("LOGNAME", &user.name);
+        cmd.env("HOME", &spec.dir).env("USER", &user.name).env("LOGNAME", &user.name);
     }
     let log = output_file(spec, name);
     let out = OpenOptions::new().create(true).append(true).open(&log);
     let out = out.with_context(|| format!("cannot open {}", log.display()))?;
-    let err = out
-        .try_clone()
-        .with_context(|| format!("cannot open {}", log.display()))?;
-    cmd.current_dir(&spec.dir)
-        .stdin(Stdio::null())
-        .stdout(out)
-        .stderr(err);
-    let child = cmd
-        .spawn()
-        .with_context(|| format!("cannot start {name}"))?;
+    let err = out.try_clone().with_context(|| format!("cannot open {}", log.display()))?;
+    cmd.current_dir(&spec.dir).stdin(Stdio::null()).stdout(out).stderr(err);
+    let child = cmd.spawn().with_context(|| format!("cannot start {name}"))?;
     if let Some(proc) = Proc::of(child.id()) {
         State::update(&spec.dir, |state| {
             state.services.insert(name.to_owned(), proc);
@@ -146,11 +120,7 @@ pub(crate) fn spawn(spec: &Spec, name: &str, env: &[(&str, &str)], first: bool) 
 
 /// Where stdout and stderr of a service go: its log, or a file beside it if the service writes its log itself.
 fn output_file(spec: &Spec, name: &str) -> std::path::PathBuf {
-    if name == "pliantd" || name.starts_with("agent.") {
-        spec.log(name)
-    } else {
-        spec.path(format!("log/{name}.out"))
-    }
+    if name == "pliantd" || name.starts_with("agent.") { spec.log(name) } else { spec.path(format!("log/{name}.out")) }
 }
 
 /// The last lines that a service left, from its log and its output.
@@ -180,8 +150,7 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
     let new = to.with_extension("new");
     let _ = std::fs::remove_file(&new);
     if std::fs::hard_link(from, &new).is_err() {
-        std::fs::copy(from, &new)
-            .with_context(|| format!("cannot copy {} to {}", from.display(), new.display()))?;
+        std::fs::copy(from, &new).with_context(|| format!("cannot copy {} to {}", from.display(), new.display()))?;
     }
     std::fs::rename(&new, to).with_context(|| format!("cannot write {}", to.display()))
 }

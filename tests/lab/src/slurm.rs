@@ -48,10 +48,7 @@ impl Lab {
         let mut cmd = Command::new(program);
         environment(self.spec(), &mut cmd);
         let home = self.home(&user.name);
-        cmd.env("HOME", &home)
-            .env("USER", &user.name)
-            .env("LOGNAME", &user.name)
-            .env("SHELL", "/bin/bash");
+        cmd.env("HOME", &home).env("USER", &user.name).env("LOGNAME", &user.name).env("SHELL", "/bin/bash");
         cmd.current_dir(home).stdin(Stdio::null());
         if user.uid != 0 {
             // As root, this drops the supplementary groups too.
@@ -69,66 +66,33 @@ impl Lab {
     pub fn run_within(&self, limit: Duration, user: &str, argv: &[&str]) -> Result<String> {
         let seconds = limit.as_secs().max(1);
         let mut cmd = self.command(user, "timeout")?;
-        cmd.arg("--kill-after=2")
-            .arg(seconds.to_string())
-            .args(argv);
-        let out = cmd
-            .output()
-            .with_context(|| format!("cannot run {argv:?}"))?;
+        cmd.arg("--kill-after=2").arg(seconds.to_string()).args(argv);
+        let out = cmd.output().with_context(|| format!("cannot run {argv:?}"))?;
         if !out.status.success() {
-            let late = if out.status.code() == Some(124) {
-                format!(", not done after {seconds} s")
-            } else {
-                String::new()
-            };
-            bail!(
-                "{argv:?} as {user}: {}{late}: {}",
-                out.status,
-                String::from_utf8_lossy(&out.stderr).trim()
-            );
+            let late =
+                if out.status.code() == Some(124) { format!(", not done after {seconds} s") } else { String::new() };
+            bail!("{argv:?} as {user}: {}{late}: {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
         }
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 
     /// Submits a batch job; `args` are sbatch's.
     pub fn sbatch(&self, user: &str, args: &[&str]) -> Result<JobId> {
-        let argv: Vec<&str> = ["sbatch", "--parsable"]
-            .iter()
-            .chain(args)
-            .copied()
-            .collect();
+        let argv: Vec<&str> = ["sbatch", "--parsable"].iter().chain(args).copied().collect();
         let out = self.run(user, &argv)?;
         let id = out.trim().split(';').next().unwrap_or_default();
-        id.parse()
-            .map_err(|_| anyhow::anyhow!("sbatch printed '{}' instead of a job id", out.trim()))
+        id.parse().map_err(|_| anyhow::anyhow!("sbatch printed '{}' instead of a job id", out.trim()))
     }
 
     /// All jobs that slurmctld still shows in squeue.
     pub fn jobs(&self) -> Result<Vec<Job>> {
-        let out = self.run(
-            "root",
-            &["squeue", "-h", "-a", "-r", "-o", "%A|%T|%r|%u|%P|%N|%j"],
-        )?;
-        out.lines()
-            .map(|line| parse_job(line).with_context(|| format!("squeue's line '{line}'")))
-            .collect()
+        let out = self.run("root", &["squeue", "-h", "-a", "-r", "-o", "%A|%T|%r|%u|%P|%N|%j"])?;
+        out.lines().map(|line| parse_job(line).with_context(|| format!("squeue's line '{line}'"))).collect()
     }
 
     /// A job, also for some minutes after its end (MinJobAge); `None` if slurmctld does not know it.
     pub fn job(&self, id: JobId) -> Result<Option<Job>> {
-        let out = self.run(
-            "root",
-            &[
-                "squeue",
-                "-h",
-                "-a",
-                "-r",
-                "-t",
-                "all",
-                "-o",
-                "%A|%T|%r|%u|%P|%N|%j",
-            ],
-        )?;
+        let out = self.run("root", &["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%A|%T|%r|%u|%P|%N|%j"])?;
         Ok(out.lines().filter_map(parse_job).find(|job| job.id == id))
     }
 
@@ -149,23 +113,16 @@ impl Lab {
 
     /// The GPUs that a job holds, by node and index.
     pub fn gpus(&self, id: JobId) -> Result<BTreeSet<Gpu>> {
-        let text = self.run(
-            "root",
-            &["scontrol", "-d", "-o", "show", "job", &id.to_string()],
-        )?;
+        let text = self.run("root", &["scontrol", "-d", "-o", "show", "job", &id.to_string()])?;
         let mut found = BTreeSet::new();
         let mut nodes = Vec::new();
         for word in text.split_whitespace() {
             if let Some(list) = word.strip_prefix("Nodes=") {
-                nodes = pliant_model::hostlist::expand(list)
-                    .with_context(|| format!("job {id}: {word}"))?;
+                nodes = pliant_model::hostlist::expand(list).with_context(|| format!("job {id}: {word}"))?;
             } else if let Some(gres) = word.strip_prefix("GRES=") {
                 for node in &nodes {
                     let indexes = pliant_model::gres::gpu_indexes(gres);
-                    found.extend(indexes.into_iter().map(|index| Gpu {
-                        node: node.to_string(),
-                        index,
-                    }));
+                    found.extend(indexes.into_iter().map(|index| Gpu { node: node.to_string(), index }));
                 }
             }
         }
@@ -176,15 +133,7 @@ impl Lab {
     pub fn wait_end(&self, id: JobId, limit: Duration) -> Result<String> {
         self.wait_some(limit, &format!("the end of job {id}"), || {
             let state = self.job_state(id).ok()?;
-            let over = ![
-                "",
-                "PENDING",
-                "RUNNING",
-                "COMPLETING",
-                "CONFIGURING",
-                "SUSPENDED",
-            ]
-            .contains(&state.as_str());
+            let over = !["", "PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"].contains(&state.as_str());
             over.then_some(state)
         })
     }
@@ -194,9 +143,7 @@ impl Lab {
         for user in LAB_USERS {
             self.run("root", &["scancel", "-u", user])?;
         }
-        self.wait_for(Duration::from_secs(60), "all jobs are gone", || {
-            self.jobs().is_ok_and(|jobs| jobs.is_empty())
-        })
+        self.wait_for(Duration::from_secs(60), "all jobs are gone", || self.jobs().is_ok_and(|jobs| jobs.is_empty()))
     }
 }
 
@@ -212,4 +159,16 @@ fn parse_job(line: &str) -> Option<Job> {
         nodes: fields.next()?,
         name: fields.next()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_name_may_hold_the_separator() {
+        let job = parse_job("7|PENDING|Resources|pliant-lab-1|gpu||a|b").expect("job");
+        assert_eq!((job.id, job.nodes.as_str(), job.name.as_str()), (JobId(7), "", "a|b"));
+        assert_eq!(parse_job("x|y"), None);
+    }
 }

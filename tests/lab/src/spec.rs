@@ -107,10 +107,6 @@ impl Spec {
 
     /// First job id. Labs with cgroups share Slurm's cgroup directories (`slurm_n0/…`), so their job ids must differ.
     pub fn first_job_id(&self) -> u32 {
-        if self.cgroups {
-            (u32::from(self.ports.slurmctld) - 15_000) * 1000 + 1
-        } else {
-            1
-        }
+        if self.cgroups { (u32::from(self.ports.slurmctld) - 15_000) * 1000 + 1 } else { 1 }
     }
 }

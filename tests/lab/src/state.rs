@@ -28,16 +28,10 @@ impl State {
     pub fn load(dir: &Path) -> Result<State> {
         let path = dir.join("state.json");
         if !path.exists() {
-            bail!(
-                "no lab in {} (`pliant-lab up --dir {}` starts one)",
-                dir.display(),
-                dir.display()
-            );
+            bail!("no lab in {} (`pliant-lab up --dir {}` starts one)", dir.display(), dir.display());
         }
-        let text =
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("{} was written by another version", path.display()))
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} was written by another version", path.display()))
     }
 
     /// Writes the state at one blow.
@@ -52,14 +46,9 @@ impl State {
     /// Changes the state under the lab's lock.
     pub(crate) fn update(dir: &Path, change: impl FnOnce(&mut State)) -> Result<()> {
         let path = dir.join("state.lock");
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
-        lock.lock()
-            .with_context(|| format!("cannot lock {}", path.display()))?;
+        lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
         let mut state = State::load(dir)?;
         change(&mut state);
         state.store()

@@ -31,12 +31,8 @@ impl User {
         match fields.as_slice() {
             [found, _, uid, gid, ..] => Ok(Some(User {
                 name: (*found).to_owned(),
-                uid: uid
-                    .parse()
-                    .with_context(|| format!("uid of {name}: '{uid}'"))?,
-                gid: gid
-                    .parse()
-                    .with_context(|| format!("gid of {name}: '{gid}'"))?,
+                uid: uid.parse().with_context(|| format!("uid of {name}: '{uid}'"))?,
+                gid: gid.parse().with_context(|| format!("gid of {name}: '{gid}'"))?,
             })),
             _ => Ok(None),
         }
@@ -51,20 +47,14 @@ impl User {
 /// Creates the users `pliant`, `pliant-lab-1`, `pliant-lab-2` where they are missing; needs root.
 pub fn ensure() -> Result<()> {
     if User::find(SLURM_USER)?.is_none() {
-        bail!(
-            "there is no user '{SLURM_USER}': install Slurm first (`./dev test` does it, or apt install slurmctld)"
-        );
+        bail!("there is no user '{SLURM_USER}': install Slurm first (`./dev test` does it, or apt install slurmctld)");
     }
     let _lock = machine_lock()?;
     for name in LAB_USERS.iter().chain([&PLIANT_USER]) {
         if User::find(name)?.is_some() {
             continue;
         }
-        let shell = if *name == PLIANT_USER {
-            "/usr/sbin/nologin"
-        } else {
-            "/bin/bash"
-        };
+        let shell = if *name == PLIANT_USER { "/usr/sbin/nologin" } else { "/bin/bash" };
         let out = Command::new("useradd")
             .args([
                 "--system",
@@ -80,10 +70,7 @@ pub fn ensure() -> Result<()> {
             .output()
             .context("cannot run useradd (package passwd)")?;
         if !out.status.success() {
-            bail!(
-                "useradd {name}: {}",
-                String::from_utf8_lossy(&out.stderr).trim()
-            );
+            bail!("useradd {name}: {}", String::from_utf8_lossy(&out.stderr).trim());
         }
     }
     Ok(())

@@ -111,8 +111,7 @@ impl Job<'_> {
 
     /// Index in the array; `None` too for the record that stands for tasks that are not split off yet.
     pub fn array_task_id(&self) -> Option<u32> {
-        self.array_job_id()
-            .and_then(|_| self.0.array_task_id.known32())
+        self.array_job_id().and_then(|_| self.0.array_task_id.known32())
     }
 
     /// Leader of the heterogeneous job.
@@ -212,9 +211,7 @@ impl Job<'_> {
             return vec![];
         }
         // SAFETY: gres_detail_cnt pointers, each null or a C string; a node without GRES keeps its place.
-        (0..count)
-            .map(|i| unsafe { owned(*self.0.gres_detail_str.add(i)) }.unwrap_or_default())
-            .collect()
+        (0..count).map(|i| unsafe { owned(*self.0.gres_detail_str.add(i)) }.unwrap_or_default()).collect()
     }
 
     /// Whether it shares its nodes with nobody.

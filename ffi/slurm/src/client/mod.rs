@@ -36,8 +36,7 @@ pub struct ClientError {
 impl ClientError {
     fn new(errno: i32) -> Self {
         // SAFETY: returns a static or thread-local C string, copied at once.
-        let text = unsafe { owned(sys::slurm_strerror(errno)) }
-            .unwrap_or_else(|| "unknown error".to_owned());
+        let text = unsafe { owned(sys::slurm_strerror(errno)) }.unwrap_or_else(|| "unknown error".to_owned());
         ClientError { errno, text }
     }
 }
@@ -129,10 +128,7 @@ impl Client {
         let id = c_string(job)?;
         let (comment, admin) = (text(&update.comment)?, text(&update.admin_comment)?);
         let (req, exc) = (text(&update.req_nodes)?, text(&update.exc_nodes)?);
-        let pointer = |s: &Option<CString>| {
-            s.as_ref()
-                .map_or(std::ptr::null_mut(), |s| s.as_ptr().cast_mut())
-        };
+        let pointer = |s: &Option<CString>| s.as_ref().map_or(std::ptr::null_mut(), |s| s.as_ptr().cast_mut());
         // SAFETY: slurm_init_job_desc_msg overwrites the whole structure, for which zero bytes are a valid start.
         let mut desc: sys::job_desc_msg_t = unsafe { std::mem::zeroed() };
         // SAFETY: a valid structure.
@@ -151,8 +147,7 @@ impl Client {
         desc.time_limit = update.time_limit.unwrap_or(desc.time_limit);
         desc.priority = update.priority.unwrap_or(desc.priority);
         if let Some(nice) = update.nice {
-            desc.nice = u32::try_from(NICE_OFFSET + i64::from(nice))
-                .map_err(|_| ClientError::new(libc::ERANGE))?;
+            desc.nice = u32::try_from(NICE_OFFSET + i64::from(nice)).map_err(|_| ClientError::new(libc::ERANGE))?;
         }
         // SAFETY: Slurm reads the structure and its strings, which live until the call has returned, and frees nothing.
         check(|| unsafe { sys::slurm_update_job(&mut desc) })
@@ -170,11 +165,7 @@ fn check(call: impl FnOnce() -> c_int) -> Result<(), ClientError> {
     match call() {
         0 => Ok(()),
         rc if rc > 0 => Err(ClientError::new(rc)),
-        _ => Err(ClientError::new(
-            io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EIO),
-        )),
+        _ => Err(ClientError::new(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))),
     }
 }
 

@@ -35,15 +35,7 @@ const JOB_FLAGS: [(u32, &str); 13] = [
     (21, "RESV_DEL_HOLD"),
     (22, "SIGNALING"),
 ];
-const NODE_STATES: [&str; 7] = [
-    "UNKNOWN",
-    "DOWN",
-    "IDLE",
-    "ALLOCATED",
-    "ERROR",
-    "MIXED",
-    "FUTURE",
-];
+const NODE_STATES: [&str; 7] = ["UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE"];
 const NODE_FLAGS: [(u32, &str); 20] = [
     (5, "RESERVED"),
     (6, "UNDRAIN"),
@@ -68,11 +60,7 @@ const NODE_FLAGS: [(u32, &str); 20] = [
 ];
 
 fn flags(value: u32, table: &[(u32, &str)]) -> Vec<String> {
-    table
-        .iter()
-        .filter(|(bit, _)| value & (1 << bit) != 0)
-        .map(|(_, name)| (*name).to_owned())
-        .collect()
+    table.iter().filter(|(bit, _)| value & (1 << bit) != 0).map(|(_, name)| (*name).to_owned()).collect()
 }
 
 fn base(index: u32, table: &[&str]) -> String {
@@ -106,23 +94,9 @@ pub fn preempt_mode(value: u16) -> Option<String> {
     if value == u16::MAX - 1 {
         return None;
     }
-    let words = [
-        (0x8000, "GANG"),
-        (0x4000, "WITHIN"),
-        (0x0001, "SUSPEND"),
-        (0x0002, "REQUEUE"),
-        (0x0008, "CANCEL"),
-    ];
-    let set: Vec<_> = words
-        .iter()
-        .filter(|(bit, _)| value & bit != 0)
-        .map(|(_, name)| *name)
-        .collect();
-    Some(if set.is_empty() {
-        "OFF".to_owned()
-    } else {
-        set.join(",")
-    })
+    let words = [(0x8000, "GANG"), (0x4000, "WITHIN"), (0x0001, "SUSPEND"), (0x0002, "REQUEUE"), (0x0008, "CANCEL")];
+    let set: Vec<_> = words.iter().filter(|(bit, _)| value & bit != 0).map(|(_, name)| *name).collect();
+    Some(if set.is_empty() { "OFF".to_owned() } else { set.join(",") })
 }
 
 /// Reason of a job as squeue shows it; `None`: none.
@@ -138,9 +112,7 @@ pub fn reason(value: u32) -> Option<String> {
     }
     let function = FUNCTION.get_or_init(|| {
         // SAFETY: looks a name up in what is loaded.
-        let found = NAMES
-            .iter()
-            .map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) });
+        let found = NAMES.iter().map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) });
         let found = found.into_iter().find(|address| !address.is_null())?;
         // SAFETY: both take an enum of the size of `unsigned int` and return a C string that lives on, in every release read
         // (22.05 to 26.05).
@@ -153,10 +125,7 @@ pub fn reason(value: u32) -> Option<String> {
         _ => "Unknown",
     };
     // SAFETY: see above.
-    function
-        .and_then(|f| unsafe { owned(f(value)) })
-        .or_else(|| Some(common.to_owned()))
-        .filter(|text| text != "None")
+    function.and_then(|f| unsafe { owned(f(value)) }).or_else(|| Some(common.to_owned())).filter(|text| text != "None")
 }
 
 #[cfg(test)]
@@ -165,21 +134,12 @@ mod tests {
 
     #[test]
     fn states_are_base_and_flags() {
-        assert_eq!(
-            job_state(1 | (1 << 15)),
-            ("RUNNING".to_owned(), vec!["COMPLETING".to_owned()])
-        );
+        assert_eq!(job_state(1 | (1 << 15)), ("RUNNING".to_owned(), vec!["COMPLETING".to_owned()]));
         assert_eq!(job_state(99).0, "STATE_99");
-        assert_eq!(
-            node_state(2 | (1 << 9)),
-            ("IDLE".to_owned(), vec!["DRAIN".to_owned()])
-        );
+        assert_eq!(node_state(2 | (1 << 9)), ("IDLE".to_owned(), vec!["DRAIN".to_owned()]));
         assert_eq!(partition_state(3), "UP");
         assert_eq!(preempt_mode(0x8001).as_deref(), Some("GANG,SUSPEND"));
-        assert_eq!(
-            (preempt_mode(0).as_deref(), preempt_mode(0xfffe)),
-            (Some("OFF"), None)
-        );
+        assert_eq!((preempt_mode(0).as_deref(), preempt_mode(0xfffe)), (Some("OFF"), None));
     }
 
     #[test]

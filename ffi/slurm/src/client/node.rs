@@ -80,11 +80,7 @@ impl Node<'_> {
     #[cfg(not(node_alloc_fields))]
     pub fn cpus_alloc(&self) -> Option<u32> {
         let mut value: u16 = 0;
-        self.select_data(
-            sys::SELECT_NODEDATA_SUBCNT,
-            std::ptr::from_mut(&mut value).cast(),
-        )
-        .then(|| u32::from(value))
+        self.select_data(sys::SELECT_NODEDATA_SUBCNT, std::ptr::from_mut(&mut value).cast()).then(|| u32::from(value))
     }
 
     /// Memory that jobs have, MiB.
@@ -92,11 +88,7 @@ impl Node<'_> {
     pub fn mem_alloc(&self) -> Option<u64> {
         // 64 bits in the select plugin, 32 in slurm.h's comment: zeroed, so that either reads right (little endian).
         let mut value: u64 = 0;
-        self.select_data(
-            sys::SELECT_NODEDATA_MEM_ALLOC,
-            std::ptr::from_mut(&mut value).cast(),
-        )
-        .then_some(value)
+        self.select_data(sys::SELECT_NODEDATA_MEM_ALLOC, std::ptr::from_mut(&mut value).cast()).then_some(value)
     }
 
     #[cfg(not(node_alloc_fields))]
@@ -105,14 +97,8 @@ impl Node<'_> {
             return false;
         }
         // SAFETY: the record's own select data; `to` has the size that `what` asks for (slurm.h).
-        let code = unsafe {
-            sys::slurm_get_select_nodeinfo(
-                self.0.select_nodeinfo,
-                what,
-                sys::NODE_STATE_ALLOCATED,
-                to,
-            )
-        };
+        let code =
+            unsafe { sys::slurm_get_select_nodeinfo(self.0.select_nodeinfo, what, sys::NODE_STATE_ALLOCATED, to) };
         code == 0
     }
 

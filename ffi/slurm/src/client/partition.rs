@@ -98,10 +98,7 @@ impl Partition<'_> {
         // SAFETY: a list of job_defaults_t (slurm.h) that lives as long as the record; nothing changes it meanwhile.
         unsafe {
             let iterator = sys::slurm_list_iterator_create(self.0.job_defaults_list);
-            while let Some(entry) = sys::slurm_list_next(iterator)
-                .cast::<sys::job_defaults_t>()
-                .as_ref()
-            {
+            while let Some(entry) = sys::slurm_list_next(iterator).cast::<sys::job_defaults_t>().as_ref() {
                 if entry.type_ == kind {
                     found = entry.value.known();
                 }

@@ -47,7 +47,11 @@ fn round_trip(socket: Option<&Path>) -> Finding {
     let credential = output(&mut with_socket("munge", &["--no-input"]), b"");
     match credential.and_then(|text| output(&mut with_socket("unmunge", &[]), text.as_bytes())) {
         Ok(_) => ok(name, format!("works{}", socket.map(|p| format!(" at {}", p.display())).unwrap_or_default())),
-        Err(why) => fail(name, why, "start munged (systemctl status munge); slurm.munge_socket names its socket if it is not the usual one"),
+        Err(why) => fail(
+            name,
+            why,
+            "start munged (systemctl status munge); slurm.munge_socket names its socket if it is not the usual one",
+        ),
     }
 }
 

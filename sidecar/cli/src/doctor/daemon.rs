@@ -12,9 +12,15 @@ pub fn ask(host: &Host) -> (Finding, Vec<Finding>) {
     let socket = &host.config.daemon.socket;
     let version = match client::ask(socket, &Request::Status) {
         Ok(Reply::Status(status)) => status.software,
-        Ok(Reply::Error { text }) => return (fail(name, text, "see its log (journalctl -u pliantd)"), vec![]),
-        Ok(_) => return (fail(name, "gives answers to other questions", "install the same version"), vec![]),
-        Err(e) if host.is_controller() => return (fail(name, e.to_string(), "systemctl enable --now pliantd"), vec![]),
+        Ok(Reply::Error { text }) => {
+            return (fail(name, text, "see its log (journalctl -u pliantd)"), vec![]);
+        }
+        Ok(_) => {
+            return (fail(name, "gives answers to other questions", "install the same version"), vec![]);
+        }
+        Err(e) if host.is_controller() => {
+            return (fail(name, e.to_string(), "systemctl enable --now pliantd"), vec![]);
+        }
         Err(_) => {
             let found = format!("no {} on this host, which slurm.conf does not name as a controller", socket.display());
             return (warn(name, found, "run pliant doctor on the controller too"), vec![]);
@@ -49,7 +55,9 @@ pub fn bridge(host: &Host) -> Finding {
     let program = path.to_string_lossy();
     match command::run(&mut host.slurm_command(&program, &[]), &question, LIMIT) {
         Ok(done) => match codec::read_frame::<bridge::Reply>(&mut done.stdout.as_slice(), codec::MAX_FRAME) {
-            Ok(Some(bridge::Reply { id: 1, answer: Answer::Pong { slurm } })) => pong(&program, &slurm, host.slurm.version()),
+            Ok(Some(bridge::Reply { id: 1, answer: Answer::Pong { slurm } })) => {
+                pong(&program, &slurm, host.slurm.version())
+            }
             _ => fail(
                 name,
                 format!("{program} gave no answer: {}", done.complaint()),
@@ -85,7 +93,9 @@ pub fn operator(host: &Host) -> Finding {
     }
     let asked = ["--noheader", "--parsable2", "show", "user", user, "format=adminlevel"];
     match output(&mut host.slurm_command("sacctmgr", &asked), b"") {
-        Ok(text) if ["Operator", "Administrator"].contains(&text.trim()) => ok(name, format!("{user}: {}", text.trim())),
+        Ok(text) if ["Operator", "Administrator"].contains(&text.trim()) => {
+            ok(name, format!("{user}: {}", text.trim()))
+        }
         Ok(_) => warn(
             name,
             format!("{user} has none: the agents cancel slices as root"),

@@ -71,7 +71,8 @@ fn expand(pattern: &Path) -> Vec<PathBuf> {
     let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name().and_then(|n| n.to_str())) else {
         return vec![];
     };
-    let fits = |file: &Path| file.file_name().and_then(|n| n.to_str()).is_some_and(|n| matches(name.as_bytes(), n.as_bytes()));
+    let fits =
+        |file: &Path| file.file_name().and_then(|n| n.to_str()).is_some_and(|n| matches(name.as_bytes(), n.as_bytes()));
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(dir).into_iter().flatten().filter_map(|f| Some(f.ok()?.path())).filter(|p| fits(p)).collect();
     files.sort();
@@ -155,7 +156,8 @@ fn judge(help: &str, complaints: &str) -> Finding {
         .filter(|def| !help.contains(&format!("--{}=", def.name)))
         .map(|def| format!("--{}", def.name))
         .collect();
-    let plugin = |l: &&str| l.contains("pliant") || l.to_lowercase().contains("spank") || l.to_lowercase().contains("plugin");
+    let plugin =
+        |l: &&str| l.contains("pliant") || l.to_lowercase().contains("spank") || l.to_lowercase().contains("plugin");
     match (missing.as_slice(), complaints.lines().find(plugin)) {
         ([], None) => ok(name, "in the help of sbatch, with all its neighbours"),
         ([], Some(line)) => warn(name, line.trim(), "see docs/admin"),
@@ -223,9 +225,13 @@ mod tests {
 
     #[test]
     fn patterns() {
-        for (pattern, name, fits) in
-            [("*.conf", "a.conf", true), ("*.conf", "a.conf.bak", false), ("a?", "ab", true), ("a", "ab", false), ("*", "", true)]
-        {
+        for (pattern, name, fits) in [
+            ("*.conf", "a.conf", true),
+            ("*.conf", "a.conf.bak", false),
+            ("a?", "ab", true),
+            ("a", "ab", false),
+            ("*", "", true),
+        ] {
             assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
         }
     }

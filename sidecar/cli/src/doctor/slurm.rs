@@ -138,7 +138,11 @@ pub fn release(text: &str) -> Option<(u32, u32)> {
 pub fn check(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![versions(facts)];
     if facts.keys.is_empty() {
-        all.push(fail("slurm.conf", "neither slurmctld nor a file says how Slurm is configured", "set slurm.conf in pliant.toml, or SLURM_CONF"));
+        all.push(fail(
+            "slurm.conf",
+            "neither slurmctld nor a file says how Slurm is configured",
+            "set slurm.conf in pliant.toml, or SLURM_CONF",
+        ));
         return all;
     }
     all.push(match facts.get("SelectType") {
@@ -173,7 +177,13 @@ fn versions(facts: &Facts) -> Finding {
         Err(why) if why.ends_with("not found") => {
             return fail(name, why.clone(), "install Slurm's client commands (Debian: slurm-client)");
         }
-        Err(why) => return fail(name, why.clone(), "the commands find no slurm.conf: set SLURM_CONF, or slurm.conf in pliant.toml"),
+        Err(why) => {
+            return fail(
+                name,
+                why.clone(),
+                "the commands find no slurm.conf: set SLURM_CONF, or slurm.conf in pliant.toml",
+            );
+        }
     };
     match (facts.version(), &facts.unreachable) {
         (Some(version), _) if release(version) == release(commands) => {
@@ -216,7 +226,9 @@ fn topology(facts: &Facts) -> Finding {
         }
     }
     match (gpus, bare) {
-        (0, _) => warn(name, "has no line with Name=gpu", "add one for each GPU, with File= and Cores=, or AutoDetect=nvml"),
+        (0, _) => {
+            warn(name, "has no line with Name=gpu", "add one for each GPU, with File= and Cores=, or AutoDetect=nvml")
+        }
         (_, 0) => ok(name, "all GPU lines have Cores="),
         _ => warn(
             name,
@@ -262,7 +274,9 @@ mod tests {
 
     #[test]
     fn both_forms_of_the_configuration_are_read() {
-        let keys = parse("Configuration data as of now\nAuthInfo    = socket=/m.sock\nEpilog = (null)\n# a=b\nGresTypes=gpu # c\n");
+        let keys = parse(
+            "Configuration data as of now\nAuthInfo    = socket=/m.sock\nEpilog = (null)\n# a=b\nGresTypes=gpu # c\n",
+        );
         assert_eq!(keys.get("authinfo").map(String::as_str), Some("socket=/m.sock"));
         assert_eq!(keys.get("grestypes").map(String::as_str), Some("gpu"));
         assert_eq!(keys.len(), 2);
@@ -297,7 +311,10 @@ mod tests {
             assert_eq!(level(&bad, noted), Level::Warn, "{noted}");
         }
         assert_eq!(topology(&bad).found, "1 of 2 GPU lines have no Cores=");
-        assert_eq!(level(&Facts { commands: Err("scontrol: not found".into()), ..Facts::default() }, "Slurm version"), Level::Fail);
+        assert_eq!(
+            level(&Facts { commands: Err("scontrol: not found".into()), ..Facts::default() }, "Slurm version"),
+            Level::Fail
+        );
     }
 
     #[test]

@@ -23,7 +23,10 @@ pub const KEYS: &[(&str, &str)] = &[
          (milliseconds since the Unix epoch), job, order, kind, state, gpus (a pair: before, after), reason. A reason is an object \
          with why, its name, and its numbers",
     ),
-    ("doctor", "findings: a list of objects with check, host (null: this one), level (ok, warn or fail), found, remedy"),
+    (
+        "doctor",
+        "findings: a list of objects with check, host (null: this one), level (ok, warn or fail), found, remedy",
+    ),
 ];
 
 /// `--json`

@@ -35,9 +35,5 @@ pub trait Output {
 
 /// The form that was asked for.
 pub fn choose(show: Show) -> Box<dyn Output> {
-    if show.json {
-        Box::new(json::Json)
-    } else {
-        Box::new(table::Table::local(!show.noheader))
-    }
+    if show.json { Box::new(json::Json) } else { Box::new(table::Table::local(!show.noheader)) }
 }

@@ -31,14 +31,8 @@ const JOBS: [Column; 9] = [
     left("REASON", 0),
 ];
 
-const HISTORY: [Column; 6] = [
-    left("TIME", 23),
-    left("RESIZE", 6),
-    left("KIND", 6),
-    left("ARROW", 9),
-    left("GPUS", 6),
-    left("REASON", 0),
-];
+const HISTORY: [Column; 6] =
+    [left("TIME", 23), left("RESIZE", 6), left("KIND", 6), left("ARROW", 9), left("GPUS", 6), left("REASON", 0)];
 
 const FINDINGS: [Column; 4] = [left("LEVEL", 5), left("HOST", 4), left("CHECK", 16), left("FOUND", 0)];
 

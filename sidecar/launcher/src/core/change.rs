@@ -122,8 +122,7 @@ impl Core {
     fn advance_raising(&mut self, mut change: Change, until: Millis) {
         let state = |id: UnitId| self.units.get(&id).filter(|u| !u.leaving).map(|u| u.state);
         let units: Vec<UnitId> = change.coming.iter().filter_map(|c| c.unit).collect();
-        let waiting: Vec<UnitId> =
-            units.iter().copied().filter(|id| state(*id) == Some(UnitState::Starting)).collect();
+        let waiting: Vec<UnitId> = units.iter().copied().filter(|id| state(*id) == Some(UnitState::Starting)).collect();
         if !waiting.is_empty() && self.now < until {
             self.change = Some(change);
             return;
@@ -272,7 +271,10 @@ impl Core {
     fn old_gone(&mut self, change: Change) {
         if let Some(old) = self.running.take() {
             let finished = !old.ended_by_us
-                && old.ranks.iter().all(|r| r.left.is_none() && matches!(r.end, Some((super::generation::End::Code(0), _))));
+                && old
+                    .ranks
+                    .iter()
+                    .all(|r| r.left.is_none() && matches!(r.end, Some((super::generation::End::Code(0), _))));
             if finished {
                 self.running = Some(old);
                 self.change = Some(change);
@@ -307,7 +309,9 @@ impl Core {
     fn start_next(&mut self) {
         let usable = self.next.as_ref().is_some_and(|n| {
             n.failed.is_none()
-                && n.parts.iter().all(|p| self.units.get(&p.unit).is_some_and(|u| u.state == UnitState::Up && !u.leaving))
+                && n.parts
+                    .iter()
+                    .all(|p| self.units.get(&p.unit).is_some_and(|u| u.state == UnitState::Up && !u.leaving))
         });
         if usable {
             self.next_runs();

@@ -225,7 +225,8 @@ impl Core {
     }
 
     fn stop_all(&mut self) {
-        let (base, slices): (Vec<_>, Vec<_>) = self.units.values().map(|u| (u.id, u.slice)).partition(|(_, s)| s.is_none());
+        let (base, slices): (Vec<_>, Vec<_>) =
+            self.units.values().map(|u| (u.id, u.slice)).partition(|(_, s)| s.is_none());
         for (id, _) in slices {
             self.give_back(id);
         }

@@ -172,7 +172,8 @@ impl Core {
             let first = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
             parts.push(Part { unit: unit.id, first, ranks: unit.gpus });
             world.push(Member { slice: unit.slice, node: unit.node.clone(), gpus: unit.gpus });
-            let rank = Rank { unit: unit.id, ready: None, stepped: false, passed: 0, vote: None, left: None, end: None };
+            let rank =
+                Rank { unit: unit.id, ready: None, stepped: false, passed: 0, vote: None, left: None, end: None };
             ranks.extend((0..unit.gpus).map(|_| rank.clone()));
         }
         if let Some(first) = parts.first() {
@@ -224,9 +225,8 @@ impl Core {
         let Some(mut next) = self.next.take() else { return };
         if next.hold && next.spawned {
             let number = next.number;
-            self.out.extend(
-                next.parts.iter().map(|p| Effect::Tell(p.unit, ToSupervisor::Start { generation: number })),
-            );
+            self.out
+                .extend(next.parts.iter().map(|p| Effect::Tell(p.unit, ToSupervisor::Start { generation: number })));
         }
         if !next.spawned {
             // Its port is still to come; it then starts at once.

@@ -36,7 +36,9 @@ impl Core {
         };
         if !trains {
             // A newcomer that is lost before it joined; the rest of the growth goes on without it.
-            if matches!(change.stage, Stage::Preparing { .. } | Stage::Agreeing { .. }) && change.status.kind == Kind::Grow {
+            if matches!(change.stage, Stage::Preparing { .. } | Stage::Agreeing { .. })
+                && change.status.kind == Kind::Grow
+            {
                 change.coming.retain(|c| c.unit != Some(id));
                 change.status.slices.retain(|job| *job != slice);
                 if matches!(change.stage, Stage::Agreeing { boundary: _, .. }) || change.coming.is_empty() {

@@ -401,7 +401,8 @@ impl Core {
                 self.advance_ending();
                 return;
             }
-            let went_on = self.advance_start() || self.advance_failing() || self.advance_change() || self.advance_idle();
+            let went_on =
+                self.advance_start() || self.advance_failing() || self.advance_change() || self.advance_idle();
             if !went_on {
                 return;
             }

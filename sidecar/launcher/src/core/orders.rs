@@ -60,7 +60,14 @@ impl Core {
         false
     }
 
-    pub(super) fn new_change(&self, id: OrderId, kind: Kind, slices: Vec<JobId>, reason: Reason, stage: Stage) -> Change {
+    pub(super) fn new_change(
+        &self,
+        id: OrderId,
+        kind: Kind,
+        slices: Vec<JobId>,
+        reason: Reason,
+        stage: Stage,
+    ) -> Change {
         let proposed = (State::Proposed, self.now + self.settings.unix_at_zero);
         Change {
             status: OrderStatus {

@@ -132,7 +132,9 @@ impl Core {
 
     /// Slices that Slurm may still count as ours.
     fn held(&self) -> impl Iterator<Item = &super::Unit> {
-        self.units.values().filter(|u| u.slice.is_some_and(|job| u.state != UnitState::Gone || self.releasing.contains(&job)))
+        self.units
+            .values()
+            .filter(|u| u.slice.is_some_and(|job| u.state != UnitState::Gone || self.releasing.contains(&job)))
     }
 
     pub(super) fn tell_agent(&mut self) {

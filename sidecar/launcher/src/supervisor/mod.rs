@@ -260,9 +260,9 @@ impl Supervisor {
     }
 
     fn from_client(&mut self, rank: u32, generation: u32, message: FromClient) {
-        let Some(mine) = self.ranks.iter().find(|r| {
-            r.generation == generation && rank >= r.rank && rank - r.rank < r.covers
-        }) else {
+        let Some(mine) =
+            self.ranks.iter().find(|r| r.generation == generation && rank >= r.rank && rank - r.rank < r.covers)
+        else {
             return;
         };
         match message {

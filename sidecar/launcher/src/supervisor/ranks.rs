@@ -66,8 +66,7 @@ impl Supervisor {
             self.ports.remove(&spawn.generation);
         }
         self.word.retain(|generation, _| generation.saturating_add(2) > spawn.generation);
-        let locals: Vec<Option<u32>> =
-            if setup.torchrun { vec![None] } else { (0..spawn.ranks).map(Some).collect() };
+        let locals: Vec<Option<u32>> = if setup.torchrun { vec![None] } else { (0..spawn.ranks).map(Some).collect() };
         for local in locals {
             let rank = spawn.first_rank + local.unwrap_or(0);
             let env = environment::process(&setup, &self.step_env, spawn, local, &self.gpus, &self.socket);

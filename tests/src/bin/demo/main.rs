@@ -3,6 +3,7 @@
 //! Pliant's reasons and drawn as an SVG. Exits with 0 only if all of that was really seen.
 #![forbid(unsafe_code)]
 
+mod log;
 mod picture;
 mod play;
 mod record;
@@ -29,9 +30,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let file = arguments
-        .picture
-        .unwrap_or_else(|| pliant_tests::root().join("target/demo/timeline.svg"));
+    let file = arguments.picture.unwrap_or_else(|| pliant_tests::root().join("target/demo/timeline.svg"));
     match run(&file) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -52,10 +51,7 @@ fn run(file: &Path) -> Result<()> {
     let record = Record::new();
     let result = play::play(&lab, &record);
     // Of a run that failed the picture shows how far it came.
-    let drawn = write(
-        file,
-        &picture::draw(&record.history(), result.as_ref().ok()),
-    );
+    let drawn = write(file, &picture::draw(&record.history(), result.as_ref().ok()));
     let down = lab.down();
     let outcome = result?;
     drawn?;

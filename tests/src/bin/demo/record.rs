@@ -21,7 +21,19 @@ pub enum Role {
     Rigid,
 }
 
-/// A GPU in the hands of one job, from the first look that showed it to the first that did not. Seconds.
+impl Role {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Base => "elastic training",
+            Role::Slice => "slice",
+            Role::Fixed => "fixed training",
+            Role::Rigid => "rigid",
+        }
+    }
+}
+
+/// A GPU in the hands of one job, from the first look that showed it to the last one. Seconds.
 #[derive(Debug, Clone)]
 pub struct Span {
     /// Which.
@@ -53,8 +65,8 @@ pub struct History {
     pub spans: Vec<Span>,
     /// In the order of their times.
     pub marks: Vec<Mark>,
-    /// When newcomers had finished their first step. Seconds.
-    pub joined: Vec<f64>,
+    /// When the training's own log showed the first step of a world: seconds, and the number of its ranks.
+    pub worlds: Vec<(f64, u64)>,
     /// Looks at Slurm.
     pub looks: u32,
     /// Looks that showed one GPU in two jobs.
@@ -73,9 +85,7 @@ pub struct Record {
 impl Record {
     /// Time starts now.
     pub fn new() -> Self {
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Record {
             begin: Instant::now(),
             begin_ms: u64::try_from(wall.as_millis()).unwrap_or(0),
@@ -133,25 +143,21 @@ impl Record {
             span.open = held.iter().any(|(g, j, _)| *g == span.gpu && *j == span.job);
         }
         for (gpu, job, role) in held {
-            let known = history
-                .spans
-                .iter()
-                .any(|s| s.open && s.gpu == *gpu && s.job == *job);
+            let known = history.spans.iter().any(|s| s.open && s.gpu == *gpu && s.job == *job);
             if !known {
-                history.spans.push(Span {
-                    gpu: gpu.clone(),
-                    job: *job,
-                    role: *role,
-                    start: at,
-                    end: at,
-                    open: true,
-                });
+                history.spans.push(Span { gpu: gpu.clone(), job: *job, role: *role, start: at, end: at, open: true });
             }
         }
     }
 
-    /// A line of pliantd's journal; `progress` is added where the world has changed.
-    pub fn event(&self, event: &Event, progress: &str) {
+    /// The training's log shows a step of a new world.
+    pub fn world(&self, at: f64, ranks: u64, step: u64) {
+        self.lock().worlds.push((at, ranks));
+        self.say(at, &format!("  step {step} is the first on {ranks} GPUs, says the training's log"));
+    }
+
+    /// A line of pliantd's journal.
+    pub fn event(&self, event: &Event) {
         let at = Duration::from_millis(event.at_ms.saturating_sub(self.begin_ms)).as_secs_f64();
         let (from, to) = event.gpus.unwrap_or_default();
         let reason = &event.reason;
@@ -159,25 +165,13 @@ impl Record {
             (Some(kind), Some(State::Proposed)) => {
                 self.mark(at, &format!("{kind} {from} → {to}: {reason}"));
             }
-            (Some(Kind::Grow), Some(State::Granted)) => self.say(
-                at,
-                "  Slurm has allocated the slices, the new ranks load while the old ones train",
-            ),
-            (Some(Kind::Grow), Some(State::Joined)) => {
-                self.lock().joined.push(at);
-                self.say(
-                    at,
-                    &format!("  the newcomers' first step is done{progress}"),
-                );
+            (Some(Kind::Grow), Some(State::Granted)) => {
+                self.say(at, "  Slurm has allocated the slices; new ranks load while the old ones train")
             }
-            (Some(Kind::Shrink), Some(State::Drained)) => {
-                self.say(at, "  all ranks have left at the same step");
-            }
-            (_, Some(State::Confirmed)) => {
-                self.say(
-                    at,
-                    &format!("  Slurm shows the slices gone ({reason}){progress}"),
-                );
+            (_, Some(State::Announced)) => self.say(at, "  the old ranks are asked to leave"),
+            (Some(Kind::Shrink), Some(State::Drained)) => self.say(at, "  the old ranks have left"),
+            (_, Some(state @ (State::Settled | State::Confirmed))) => {
+                self.say(at, &format!("  {state}: {reason}"));
             }
             (_, Some(State::Undone)) => self.mark(at, &format!("undone: {reason}")),
             (None, _) => self.mark(at, &reason.to_string()),

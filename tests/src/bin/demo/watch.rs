@@ -1,5 +1,6 @@
 //! Looks at Slurm and at pliantd's journal all the time.
 
+use crate::log::Log;
 use crate::record::{Record, Role};
 use pliant_lab::{Gpu, Job, Lab};
 use pliant_model::JobId;
@@ -15,10 +16,14 @@ const PAUSE: Duration = Duration::from_millis(350);
 pub struct Watch {
     /// A job's GPUs are the same for all of its life.
     gpus: BTreeMap<JobId, BTreeSet<Gpu>>,
-    /// What was last said of the rigid job.
-    rigid: Option<(JobId, String)>,
+    /// Jobs that ran at the last look.
+    running: BTreeMap<JobId, Role>,
+    /// When that was.
+    last: f64,
     /// Lines of the journal that were printed.
     seen: usize,
+    /// Ranks in the last line of the training's log.
+    ranks: u64,
 }
 
 impl Watch {
@@ -28,6 +33,7 @@ impl Watch {
             let last = stop.load(Ordering::Relaxed);
             self.look(lab, record);
             self.read_journal(lab, record, elastic);
+            self.read_log(record, elastic);
             if last {
                 return;
             }
@@ -50,7 +56,7 @@ impl Watch {
             }
         }
         record.look(at, &held);
-        self.follow_rigid(record, at, &jobs);
+        self.follow(record, at, &jobs);
     }
 
     fn gpus_of(&mut self, lab: &Lab, job: JobId) -> BTreeSet<Gpu> {
@@ -64,22 +70,28 @@ impl Watch {
         found
     }
 
-    fn follow_rigid(&mut self, record: &Record, at: f64, jobs: &[Job]) {
-        let now = jobs
-            .iter()
-            .find(|j| record.role(j.id, &j.name) == Some(Role::Rigid))
-            .map(|j| (j.id, j.state.clone()));
-        if now == self.rigid {
-            return;
-        }
-        match (&now, &self.rigid) {
-            (Some((id, state)), _) if state == "RUNNING" => {
-                record.mark(at, &format!("job {id} (rigid) runs"));
+    /// Starts and ends of jobs; those of slices are in the journal.
+    fn follow(&mut self, record: &Record, at: f64, jobs: &[Job]) {
+        let mut running = BTreeMap::new();
+        for job in jobs.iter().filter(|j| j.state == "RUNNING") {
+            match record.role(job.id, &job.name) {
+                None | Some(Role::Slice) => {}
+                Some(role) => drop(running.insert(job.id, role)),
             }
-            (None, Some((id, _))) => record.mark(at, &format!("job {id} (rigid) has ended")),
-            _ => {}
         }
-        self.rigid = now;
+        let started = running.iter().filter(|(j, _)| !self.running.contains_key(j));
+        let ended = self.running.iter().filter(|(j, _)| !running.contains_key(j));
+        let lines = started.map(|l| (l, at, "runs")).chain(ended.map(|l| (l, self.last, "has ended")));
+        for ((job, role), at, what) in lines {
+            let text = format!("job {job} ({}) {what}", role.name());
+            if *role == Role::Rigid {
+                record.mark(at, &text);
+            } else {
+                record.say(at, &text);
+            }
+        }
+        self.running = running;
+        self.last = at;
     }
 
     fn read_journal(&mut self, lab: &Lab, record: &Record, elastic: &Training) {
@@ -90,20 +102,20 @@ impl Watch {
         if fresh.is_empty() {
             return;
         }
-        let progress = progress(lab, elastic);
         for event in fresh {
-            record.event(event, &progress);
+            record.event(event);
         }
         self.seen = history.len();
     }
-}
 
-/// `, step 120 of 640`, or nothing.
-fn progress(lab: &Lab, elastic: &Training) -> String {
-    let view = elastic.view(lab).ok().flatten();
-    let progress = view.map(|v| v.status.progress).unwrap_or_default();
-    match (progress.step, progress.total_steps) {
-        (Some(step), Some(all)) => format!(", step {step} of {all}"),
-        _ => String::new(),
+    fn read_log(&mut self, record: &Record, elastic: &Training) {
+        let Ok(log) = Log::read(elastic) else { return };
+        let Some(world) = log.worlds.last() else {
+            return;
+        };
+        if world.ranks != self.ranks {
+            self.ranks = world.ranks;
+            record.world(record.now(), world.ranks, world.first_step);
+        }
     }
 }
