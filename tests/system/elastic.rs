@@ -85,7 +85,7 @@ fn a_base_without_gpus_trains_on_slices() {
 /// A script that imports nothing: SIGTERM, grace, restart in the new world.
 #[test]
 fn a_script_without_the_client_is_restarted() {
-    let lab = Lab::builder().nodes(2).gpus(4).poll_interval(1).start().unwrap();
+    let lab = Lab::builder().nodes(2).gpus(4).poll_interval(1).pliant_set("elastic.client_wait=3").start().unwrap();
     let options = Options::default().elastic("4").trainer(&["--no-client"]).steps(150);
     let job = Training::submit(&lab, &options).unwrap();
     job.wait_world(&lab, 4, WAIT).unwrap();

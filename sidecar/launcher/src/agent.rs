@@ -80,15 +80,14 @@ impl Link {
         }
         loop {
             match codec::read_payload(&mut stream, MAX_FRAME) {
-                Ok(Some(payload)) => match codec::decode(&payload) {
-                    Ok(frame) => {
-                        if !tell(LinkEvent::Frame(frame)) {
-                            return Ok(());
-                        }
+                Ok(Some(payload)) => {
+                    // A message of a later version is left alone.
+                    if let Ok(frame) = codec::decode(&payload)
+                        && !tell(LinkEvent::Frame(frame))
+                    {
+                        return Ok(());
                     }
-                    // A message of a later version: left alone.
-                    Err(_) => {}
-                },
+                }
                 Ok(None) | Err(_) => return Ok(()),
             }
         }

@@ -13,6 +13,19 @@ const KEPT: [&str; 2] = ["SLURM_CONF", "PLIANT_CONFIG"];
 /// GPU masks that Slurm sets for a step.
 const MASKS: [&str; 5] =
     ["CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
+/// What Slurm says about the user's job in its batch step, and not in a step of a slice.
+const OF_THE_JOB: [&str; 6] =
+    ["SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_JOB_ACCOUNT", "SLURM_JOB_NAME", "SLURM_JOB_QOS", "SLURM_SUBMIT_"];
+/// Flags of our own srun, which an srun inside a rank would take for its own.
+const OF_OUR_SRUN: [&str; 7] = [
+    "SLURM_CPU_BIND",
+    "SLURM_DISTRIBUTION",
+    "SLURM_KILL_BAD_EXIT",
+    "SLURM_MPI_TYPE",
+    "SLURM_NO_KILL",
+    "SLURM_OVERLAP",
+    "SLURM_UNBUFFEREDIO",
+];
 /// Slurm's view of the step's one task (the supervisor): wrong for ranks, and read as their world by frameworks.
 const OF_THE_TASK: [&str; 9] = [
     "SLURM_PROCID",
@@ -40,7 +53,9 @@ pub fn for_submission(all: impl IntoIterator<Item = Var>) -> Vec<Var> {
 pub fn for_ranks(all: impl IntoIterator<Item = Var>) -> Vec<Var> {
     let of_step = |n: &str| n.starts_with("SLURM_") || n.starts_with("_SLURM_") || n.starts_with("SPANK_");
     let drop = |n: &str| {
-        !KEPT.contains(&n) && (of_step(n) || n.starts_with("PLIANT_") || n.starts_with("SLURMD_") || MASKS.contains(&n))
+        !KEPT.contains(&n)
+            && !begins(n, &OF_THE_JOB)
+            && (of_step(n) || n.starts_with("PLIANT_") || n.starts_with("SLURMD_") || MASKS.contains(&n))
     };
     all.into_iter().filter(|(n, _)| !drop(n)).collect()
 }
@@ -51,6 +66,8 @@ pub fn of_step(all: impl IntoIterator<Item = Var>) -> Vec<Var> {
         MASKS.contains(&n)
             || ((n.starts_with("SLURM_") || n.starts_with("SLURMD_"))
                 && !n.starts_with("SLURM_SPANK_")
+                && !begins(n, &OF_OUR_SRUN)
+                && !begins(n, &OF_THE_JOB)
                 && !OF_THE_TASK.contains(&n))
     };
     all.into_iter().filter(|(n, _)| keep(n)).collect()
@@ -159,13 +176,22 @@ mod tests {
             "SLURMD_NODENAME",
             "CUDA_VISIBLE_DEVICES",
             "SBATCH_ACCOUNT",
+            "SLURM_ARRAY_TASK_ID",
             "_SLURM_SPANK_OPTION_pliant_elastic",
             "SLURM_SPANK__SLURM_SPANK_OPTION_pliant_elastic",
             "SLURM_CONF",
         ]);
-        assert_eq!(names(for_ranks(all)), ["PATH", "SBATCH_ACCOUNT", "SLURM_CONF"]);
-        let step =
-            vars(&["SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "CUDA_VISIBLE_DEVICES", "HOME", "SLURMD_NODENAME"]);
+        assert_eq!(names(for_ranks(all)), ["PATH", "SBATCH_ACCOUNT", "SLURM_ARRAY_TASK_ID", "SLURM_CONF"]);
+        let step = vars(&[
+            "SLURM_JOB_ID",
+            "SLURM_PROCID",
+            "SLURM_NTASKS",
+            "SLURM_CPU_BIND_TYPE",
+            "SLURM_JOB_NAME",
+            "CUDA_VISIBLE_DEVICES",
+            "HOME",
+            "SLURMD_NODENAME",
+        ]);
         assert_eq!(names(of_step(step)), ["SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME"]);
     }
 

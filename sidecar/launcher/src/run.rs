@@ -8,7 +8,7 @@ use crate::slurm::{self, Template};
 use crate::steps::{self, Steps};
 use crate::{environment, signals, torchrun};
 use pliant_model::{GpuRange, JobId, Locality, Seconds};
-use pliant_protocol::config::Config;
+use pliant_protocol::config::{Config, Elastic};
 use pliant_protocol::local::{FromAgent, Role, ToAgent};
 use pliant_protocol::options::{self, Request};
 use pliant_protocol::step::Setup;
@@ -159,7 +159,7 @@ fn begin(options: RunOptions) -> Result<Launcher, Refusal> {
     let program = std::env::current_exe().map_err(|e| Refusal(exit::FAILURE, format!("own program: {e}")))?;
     let (tell, events) = mpsc::channel();
     let out: steps::Out = Arc::new(Mutex::new(Output::new(options.label, std::io::stdout(), std::io::stderr())));
-    let settings = settings(&looked, &instance, &options.command, command.torchrun, config.elastic.grace_max);
+    let settings = settings(&looked, &instance, &options.command, command.torchrun, &config.elastic);
     let link = looked.request.map(|_| connect(&agent, &instance, &tell));
     let for_signals = tell.clone();
     signals::watch(false, move |signal| for_signals.send(Event::Signal(signal)).is_ok())
@@ -179,7 +179,7 @@ fn begin(options: RunOptions) -> Result<Launcher, Refusal> {
     })
 }
 
-fn settings(looked: &Looked, instance: &str, command: &[String], torchrun: bool, grace_max: Seconds) -> Settings {
+fn settings(looked: &Looked, instance: &str, command: &[String], torchrun: bool, elastic: &Elastic) -> Settings {
     let base = &looked.base;
     let range = GpuRange { min: None, max: base.gpus().max(1), step: 1 };
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -191,7 +191,8 @@ fn settings(looked: &Looked, instance: &str, command: &[String], torchrun: bool,
         range: looked.request.map_or(range, |r| r.range),
         locality: looked.request.map_or(Locality::default(), |r| r.locality),
         grace: looked.request.map_or(60, |r| r.grace),
-        grace_max,
+        grace_max: elastic.grace_max,
+        client_wait: elastic.client_wait,
         nodes: base.nodes.clone(),
         cpus_per_gpu: looked.cpus_per_gpu,
         partition: base.partition.clone(),
@@ -284,7 +285,8 @@ impl Launcher {
             }
             Effect::WithdrawAll => self.withdraw.store(true, Ordering::Relaxed),
             Effect::Release(slice) => self.aside(move || {
-                let done = slurm::release(slice, Duration::from_secs(600));
+                // As long as it takes: slurmctld may be away.
+                let done = slurm::release(slice, Duration::from_secs(30 * 86_400));
                 if done { vec![Event::Released { slice }] } else { vec![] }
             }),
             Effect::Check(slices) => self.check(slices),

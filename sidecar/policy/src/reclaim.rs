@@ -119,7 +119,8 @@ fn fit<'a>(
     };
     let gpus = match demand.gpus {
         GpuDemand::PerNode(k) => k,
-        GpuDemand::Total(k) if demand.nodes_max == Some(demand.nodes_min) => k.div_ceil(demand.nodes_min),
+        // CPUs are all it wants: a node at a time.
+        GpuDemand::Total(0) => 0,
         GpuDemand::Total(k) => return fit_total(cluster, room, places, demand, candidates, k),
     };
     let cpus = demand.cpus.div_ceil(demand.nodes_min.max(1));
@@ -189,6 +190,7 @@ fn fit_total<'a>(
     if demand.exclusive {
         return fit_whole_nodes(cluster, room, places, demand, candidates, gpus);
     }
+    let places = &most_roomy(cluster, places, demand, candidates, &free);
     let (mut have, mut cpus) =
         places.iter().map(|n| free(*n)).fold((0u32, 0u32), |(g, c), (fg, fc)| (g + fg, c.saturating_add(fc)));
     let mut release: Vec<(usize, Candidate<'a>)> = vec![];
@@ -235,23 +237,44 @@ fn spread<'a>(
     let mut order: Vec<usize> = places.to_vec();
     let releases = |n: usize| release.iter().any(|(at, _)| *at == n);
     order.sort_by_key(|n| (!releases(*n), Reverse(room_of(*n)), *n));
-    let (mut missing, mut shares) = (gpus, vec![]);
-    let cpus_each = |g: GpuCount| {
-        if gpus == 0 { demand.cpus } else { demand.cpus.saturating_mul(g).div_ceil(gpus) }
-    };
-    for n in order {
-        let take = room_of(n).min(missing);
-        let of_node: Vec<_> = release.iter().filter(|(at, _)| *at == n).map(|(_, c)| *c).collect();
+    // Each of the least number of nodes gets one GPU first: Slurm may split unevenly, and must use them all.
+    let least =
+        usize::try_from(demand.nodes_min).unwrap_or(usize::MAX).min(usize::try_from(gpus).unwrap_or(usize::MAX));
+    let one_each = |at: usize| GpuCount::from(at < least);
+    let cpus_each = |g: GpuCount| if gpus == 0 { demand.cpus } else { demand.cpus.saturating_mul(g).div_ceil(gpus) };
+    let firsts = GpuCount::try_from(order.iter().take(least).filter(|n| room_of(**n) > 0).count()).unwrap_or(0);
+    let (mut missing, mut shares) = (gpus.saturating_sub(firsts), vec![]);
+    for (at, n) in order.into_iter().enumerate() {
+        let first = one_each(at).min(room_of(n));
+        let take = first + (room_of(n) - first).min(missing);
+        missing -= take - first;
+        let of_node: Vec<_> = release.iter().filter(|(place, _)| *place == n).map(|(_, c)| *c).collect();
         if take > 0 || !of_node.is_empty() {
             shares.push(Share { node: n, gpus: take, cpus: cpus_each(take), release: of_node });
         }
-        missing -= take;
-        if missing == 0 && release.iter().all(|(at, _)| shares.iter().any(|s: &Share<'_>| s.node == *at)) {
-            break;
-        }
     }
     let most = demand.nodes_max.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
-    (missing == 0 && shares.len() <= most).then_some(shares)
+    (missing == 0 && shares.len() >= least && shares.len() <= most).then_some(shares)
+}
+
+/// Where the number of nodes is limited: those that can give most once all slices there are gone, and of equal ones
+/// those with most idle.
+fn most_roomy(
+    cluster: &Cluster,
+    places: &[usize],
+    demand: &Demand,
+    candidates: &[Candidate<'_>],
+    free: &impl Fn(usize) -> (GpuCount, u32),
+) -> Vec<usize> {
+    let most = demand.nodes_max.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let lent = |n: usize| -> GpuCount {
+        let name = cluster.nodes.get(n).map(|node| &node.name);
+        candidates.iter().filter(|c| Some(&c.slice.node) == name).map(|c| c.slice.gpus).sum()
+    };
+    let mut order = places.to_vec();
+    order.sort_by_key(|n| (Reverse(free(*n).0 + lent(*n)), Reverse(free(*n).0), *n));
+    order.truncate(most);
+    order
 }
 
 fn fit_whole_nodes<'a>(

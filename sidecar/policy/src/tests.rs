@@ -148,6 +148,16 @@ fn a_total_demand_over_nodes_takes_the_slice_that_comes_nearest() {
 }
 
 #[test]
+fn a_total_may_be_split_unevenly_over_its_nodes() {
+    // 5 GPUs on two nodes: 2 idle beside the base, 3 of the 4 that are lent on the other node.
+    let g = with(group(1, "2-6", 2), &[(11, "n1", 4)]);
+    let mut p = pending(5, GpuDemand::Total(5), 2);
+    p.demand.nodes_max = Some(2);
+    let plan = run(&cluster(vec![node("n0", 4, 2), node("n1", 4, 0)], vec![p], vec![g]));
+    assert_eq!(shrunk(&plan, 1), [11]);
+}
+
+#[test]
 fn what_fits_is_kept_and_nothing_is_taken() {
     let g = with(group(1, "2-16", 2), &[(11, "n1", 4)]);
     let c = cluster(vec![node("n0", 8, 6), node("n1", 8, 4)], vec![total(5, 6)], vec![g]);

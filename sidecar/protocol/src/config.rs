@@ -95,11 +95,14 @@ pub struct Elastic {
     pub grace: Seconds,
     /// Most seconds of grace that a user may ask for.
     pub grace_max: Seconds,
+    /// Seconds after which a first world in which no rank has called `pliant.connect()` is taken for one of a script
+    /// without the client. Longer than a script takes to load.
+    pub client_wait: Seconds,
 }
 
 impl Default for Elastic {
     fn default() -> Self {
-        Elastic { grace: 60, grace_max: 600 }
+        Elastic { grace: 60, grace_max: 600, client_wait: 60 }
     }
 }
 

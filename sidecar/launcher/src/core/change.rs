@@ -209,7 +209,11 @@ impl Core {
     fn propose(&mut self, mut change: Change, round: u32) {
         // Two ahead at first; after a refusal further, since the ranks are faster than the messages.
         let ahead = 2u64.saturating_mul(1 << round.min(16));
-        let boundary = self.running.as_ref().map_or(0, super::Generation::passed).saturating_add(ahead);
+        let mut boundary = ahead;
+        if let Some(running) = self.running.as_mut() {
+            boundary = running.passed().saturating_add(ahead).max(running.proposed + 1);
+            running.proposed = boundary;
+        }
         for rank in self.running.iter_mut().flat_map(|g| g.ranks.iter_mut()) {
             rank.vote = None;
         }
@@ -350,7 +354,7 @@ impl Core {
         let newcomers: Vec<UnitId> = change.coming.iter().filter_map(|c| c.unit).collect();
         let mine = || running.ranks.iter().filter(|r| newcomers.contains(&r.unit));
         change.status.load_ms = mine().filter_map(|r| r.ready).max();
-        let alone = running.settled(self.now, super::generation::ALONE);
+        let alone = running.settled(self.now, self.alone_after());
         if alone || mine().all(|r| r.stepped) {
             self.reach(&mut change, State::Joined);
         }

@@ -77,6 +77,8 @@ pub struct Generation {
     pub ended_by_us: bool,
     /// A process failed before the generation trained.
     pub failed: Option<String>,
+    /// The last boundary that was proposed. Never the same twice: an old vote must not count for a new proposal.
+    pub proposed: u64,
 }
 
 impl Generation {
@@ -105,17 +107,38 @@ impl Generation {
         self.ranks.iter().map(|r| r.passed).max().unwrap_or(0)
     }
 
-    /// Whether it serves: first steps done, or a script without client for `alone` ms.
-    pub fn settled(&self, now: Millis, alone: Millis) -> bool {
+    /// Whether it serves: first steps done, or a script without client for `alone` ms (`None`: it has one).
+    pub fn settled(&self, now: Millis, alone: Option<Millis>) -> bool {
         let Some(since) = self.running_since else { return false };
-        self.all_stepped() || (self.ranks.iter().all(|r| r.ready.is_none()) && now >= since + alone)
+        self.all_stepped()
+            || (self.ranks.iter().all(|r| r.ready.is_none()) && alone.is_some_and(|alone| now >= since + alone))
     }
 }
 
-/// How long a script without client has to run before it counts as training.
-pub(super) const ALONE: Millis = 3_000;
+/// How long a world of a script that is known to have no client runs before it counts as training.
+const ALONE: Millis = 3_000;
 
 impl Core {
+    /// After how long a world in which no rank has connected is one of a script without client. Of the first world
+    /// nobody knows whether it is still loading, so the wait is long; a script that has connected once always will.
+    pub(super) fn alone_after(&self) -> Option<Millis> {
+        match self.client {
+            Some(true) => None,
+            Some(false) => Some(ALONE),
+            None => Some(self.settings.client_wait.saturating_mul(1_000)),
+        }
+    }
+
+    /// Remembers what the present world shows about the script.
+    pub(super) fn learn_client(&mut self) {
+        let Some(running) = &self.running else { return };
+        if running.ranks.iter().any(|r| r.ready.is_some()) {
+            self.client = Some(true);
+        } else if running.settled(self.now, self.alone_after()) {
+            self.client = Some(false);
+        }
+    }
+
     pub(super) fn generation(&mut self, number: u32) -> Option<&mut Generation> {
         [self.running.as_mut(), self.next.as_mut()].into_iter().flatten().find(|g| g.number == number)
     }
@@ -189,6 +212,7 @@ impl Core {
             running_since: None,
             ended_by_us: false,
             failed: None,
+            proposed: 0,
         });
         Ok(())
     }

@@ -47,6 +47,8 @@ pub struct Settings {
     pub grace: Seconds,
     /// The most that a measured save may raise it to.
     pub grace_max: Seconds,
+    /// After how long a first world in which no rank has connected is one of a script without client.
+    pub client_wait: Seconds,
     /// The base's nodes with their GPUs, the batch host first.
     pub nodes: Vec<(NodeName, GpuCount)>,
     /// CPUs of a slice per GPU.
@@ -260,6 +262,8 @@ pub struct Core {
     ping_at: Millis,
     check_at: Millis,
     ever_ran: bool,
+    /// Whether the script uses the client; `None`: not known yet.
+    client: Option<bool>,
     said: BTreeSet<&'static str>,
     forwarded: Option<(i32, Millis)>,
 }
@@ -314,6 +318,7 @@ impl Core {
             ping_at: 0,
             check_at: 0,
             ever_ran: false,
+            client: None,
             said: BTreeSet::new(),
             forwarded: None,
         }
@@ -334,6 +339,7 @@ impl Core {
     pub fn handle(&mut self, event: Event, now: Millis) -> Vec<Effect> {
         self.now = now;
         self.take(event);
+        self.learn_client();
         self.advance();
         self.tell_agent();
         std::mem::take(&mut self.out)

@@ -1,6 +1,6 @@
 //! What the agent and pliantd are told, and the pace of the training.
 
-use super::{Core, Effect, Millis, UnitState, generation::ALONE};
+use super::{Core, Effect, Millis, UnitState};
 use pliant_protocol::job::{JobStatus, Progress, SliceStatus};
 use pliant_protocol::local::ToAgent;
 
@@ -103,7 +103,7 @@ impl Core {
         let ready = self.started
             && self.ending.is_none()
             && match &self.running {
-                Some(running) => running.settled(self.now, ALONE),
+                Some(running) => running.settled(self.now, self.alone_after()),
                 None => self.next.is_none() && !self.has_members(),
             };
         JobStatus {

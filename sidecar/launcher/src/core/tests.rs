@@ -34,6 +34,7 @@ fn settings(gpus: &[u32], range: &str) -> Settings {
         locality: Locality::Any,
         grace: 20,
         grace_max: 100,
+        client_wait: 3,
         nodes: gpus.iter().enumerate().map(|(i, n)| (NodeName(format!("n{}", i + 1)), *n)).collect(),
         cpus_per_gpu: 2,
         partition: "p".into(),
@@ -48,6 +49,14 @@ fn settings(gpus: &[u32], range: &str) -> Settings {
 
 impl Stage {
     fn new(gpus: &[u32], range: &str) -> Stage {
+        Stage::with(gpus, range, true)
+    }
+
+    fn without_client(gpus: &[u32], range: &str) -> Stage {
+        Stage::with(gpus, range, false)
+    }
+
+    fn with(gpus: &[u32], range: &str, client: bool) -> Stage {
         let mut n = 0;
         let fresh = move || {
             n += 1;
@@ -61,7 +70,7 @@ impl Stage {
             done,
             units,
             next_job: 100,
-            client: true,
+            client,
             obedient: true,
             passed: 0,
             grant: true,
@@ -284,23 +293,17 @@ fn a_script_that_does_not_answer_is_killed_after_the_grace() {
 
 #[test]
 fn a_script_without_client_is_terminated_and_restarted() {
-    let mut s = Stage::new(&[2], "2-8");
-    s.client = false;
-    let mut s2 = Stage { client: false, ..s };
-    // The first world was started with the client; a new stage without it from the beginning:
-    s2 = Stage { core: Core::new(settings(&[2], "2-8"), Box::new(|| "t".into())), ..s2 };
-    let effects = s2.core.start(s2.now);
-    s2.play(effects);
-    s2.pass(2_900);
-    assert!(!s2.core.status().ready);
-    s2.pass(200);
-    assert!(s2.core.status().ready);
-    s2.grow("g", &[("n2", 2)]);
-    assert_eq!(s2.world(), [2, 2]);
-    assert_eq!(s2.told(|m| matches!(m, ToSupervisor::Signal { signal: 15, .. })), 1);
-    assert_eq!(s2.told(|m| matches!(m, ToSupervisor::Propose { .. })), 0);
-    s2.pass(3_100);
-    assert_eq!(s2.last().1, State::Settled);
+    let mut s = Stage::without_client(&[2], "2-8");
+    s.pass(2_900);
+    assert!(!s.core.status().ready);
+    s.pass(200);
+    assert!(s.core.status().ready);
+    s.grow("g", &[("n2", 2)]);
+    assert_eq!(s.world(), [2, 2]);
+    assert_eq!(s.told(|m| matches!(m, ToSupervisor::Signal { signal: 15, .. })), 1);
+    assert_eq!(s.told(|m| matches!(m, ToSupervisor::Propose { .. })), 0);
+    s.pass(3_100);
+    assert_eq!(s.last().1, State::Settled);
 }
 
 #[test]
@@ -408,7 +411,7 @@ fn a_device_is_never_held_twice() {
     s.grant = false;
     s.grow("g", &[("n2", 1), ("n2", 1)]);
     for (job, token) in s.core.open_asks.clone().into_iter().enumerate() {
-        let job = JobId(200 + job as u32);
+        let job = JobId(200 + u32::try_from(job).unwrap());
         let outcome = AskOutcome::Granted { job, node: "n2".into(), gpus: 1, cpus: 1, indexes: vec![3] };
         s.handle(Event::Asked { token, outcome });
     }

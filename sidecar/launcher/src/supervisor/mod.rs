@@ -162,7 +162,7 @@ impl Supervisor {
                 }
             }
             Happened::Agent(LinkEvent::Frame(FromAgent::FromClient { rank, generation, message })) => {
-                self.from_client(rank, generation, message);
+                self.client_says(rank, generation, message);
             }
             Happened::Agent(LinkEvent::Frame(_)) => {}
         }
@@ -259,7 +259,7 @@ impl Supervisor {
         }
     }
 
-    fn from_client(&mut self, rank: u32, generation: u32, message: FromClient) {
+    fn client_says(&mut self, rank: u32, generation: u32, message: FromClient) {
         let Some(mine) =
             self.ranks.iter().find(|r| r.generation == generation && rank >= r.rank && rank - r.rank < r.covers)
         else {

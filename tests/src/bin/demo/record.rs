@@ -139,8 +139,10 @@ impl Record {
         all.sort();
         history.twice += u32::from(all.windows(2).any(|w| w.first() == w.last()));
         for span in history.spans.iter_mut().filter(|s| s.open) {
-            span.end = at;
             span.open = held.iter().any(|(g, j, _)| *g == span.gpu && *j == span.job);
+            if span.open {
+                span.end = at;
+            }
         }
         for (gpu, job, role) in held {
             let known = history.spans.iter().any(|s| s.open && s.gpu == *gpu && s.job == *job);
