@@ -162,7 +162,7 @@ fn seconds(ms: u64) -> f64 {
 
 /// No statistics hang on it: any spread over a step will do.
 fn random() -> u32 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos() / 1000)
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_micros())
 }
 
 /// Looks at Slurm all the time while the job changes its size.

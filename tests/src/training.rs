@@ -27,7 +27,9 @@ pub struct Options {
     pub steps: u32,
     /// Seconds of a step.
     pub step_seconds: f64,
-    /// Shell commands after `pliant run`, in the batch script.
+    /// Shell commands before `pliant run`, in the batch script.
+    pub before: &'static str,
+    /// Shell commands after it.
     pub after: &'static str,
 }
 
@@ -41,6 +43,7 @@ impl Default for Options {
             trainer: vec![],
             steps: 10_000,
             step_seconds: 0.1,
+            before: "",
             after: "",
         }
     }
@@ -151,8 +154,9 @@ impl Training {
         lab.run(options.user, &["mkdir", "-p", &log.to_string_lossy()])?;
         let script = log.join("job.sh");
         let text = format!(
-            "#!/bin/bash\nDIR={}\npliant run {} -- {command}\ncode=$?\n{}\nexit $code\n",
+            "#!/bin/bash\nDIR={}\n{}\npliant run {} -- {command}\ncode=$?\n{}\nexit $code\n",
             log.display(),
+            options.before,
             options.run.join(" "),
             options.after,
         );

@@ -104,7 +104,7 @@ fn look(job: JobId) -> Result<Looked, Refusal> {
         base,
     };
     let Some(request) = looked.request else { return Ok(looked) };
-    let (all, share) = slurm::partition_gpus(&looked.base.partition).map_err(slurm)?;
+    let (all, share) = slurm::partition_gpus(&looked.base.partition, looked.base.cpus).map_err(slurm)?;
     // A partition whose GPUs sinfo does not show is no reason to refuse.
     if let Some(why) = looked.base.unfit(request.range, Some(all).filter(|n| *n > 0)) {
         return Err(Refusal(exit::UNFIT, why));

@@ -10,6 +10,9 @@ const FOR_RANKS: [i32; 8] = [SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM,
 /// The end of a child.
 pub const CHILD: i32 = SIGCHLD;
 
+/// Slurm's request to end.
+pub const TERMINATE: i32 = SIGTERM;
+
 /// Calls `tell` with each signal that comes from now on, until it answers `false`.
 ///
 /// # Errors

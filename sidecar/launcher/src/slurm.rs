@@ -174,11 +174,12 @@ pub fn node_addr(node: &NodeName) -> Result<String, SlurmError> {
     Ok(addr.unwrap_or(node.as_str()).to_owned())
 }
 
-/// GPUs of a partition, and CPUs per GPU of its node with the fewest, as sinfo shows them.
+/// GPUs of a partition, and CPUs per GPU of its node with the fewest, as sinfo shows them. `taken` CPUs of a node are
+/// left out: those of the base, beside which a slice of all the node's GPUs must fit.
 ///
 /// # Errors
 /// When Slurm does not answer.
-pub fn partition_gpus(name: &str) -> Result<(u32, Option<u32>), SlurmError> {
+pub fn partition_gpus(name: &str, taken: u32) -> Result<(u32, Option<u32>), SlurmError> {
     let answer = ask("sinfo", &["-h", "-N", "-p", name, "-o", "%N|%G|%c"], LOOK)?;
     let mut seen = std::collections::BTreeSet::new();
     let (mut all, mut share) = (0u32, None::<u32>);
@@ -190,7 +191,7 @@ pub fn partition_gpus(name: &str) -> Result<(u32, Option<u32>), SlurmError> {
             continue;
         }
         all = all.saturating_add(gpus);
-        let here = cpus.trim_end_matches('+').parse::<u32>().ok().map(|c| (c / gpus).max(1));
+        let here = cpus.trim_end_matches('+').parse::<u32>().ok().map(|c| (c.saturating_sub(taken) / gpus).max(1));
         share = share.into_iter().chain(here).min();
     }
     Ok((all, share))
@@ -225,6 +226,29 @@ pub fn release(slice: JobId, within: Duration) -> bool {
             Err(_) => std::thread::sleep(Duration::from_secs(2)),
         }
     }
+}
+
+/// Gives all slices of a launcher back; for the base's supervisor when the launcher is gone. Without an answer of Slurm
+/// it gives up after a few seconds: the agents see to it then.
+pub fn release_all(base: JobId, instance: &str) {
+    let short = Duration::from_secs(5);
+    let name = format!("--name={}", slice_name(base));
+    let Ok(answer) = ask("squeue", &["-h", "-t", "all", &name, "-o", "%A|%T|%k"], short) else { return };
+    for (job, state, mark) in marked(&answer) {
+        if mark.base == base && mark.instance == instance && !is_over(&state) {
+            release(job, short);
+        }
+    }
+}
+
+/// The slices in an answer of squeue.
+fn marked(answer: &str) -> Vec<(JobId, String, SliceMark)> {
+    let read = |line: &str| {
+        let mut fields = line.splitn(3, '|');
+        let (id, state, comment) = (fields.next()?, fields.next()?, fields.next()?);
+        Some((id.trim().parse().ok()?, state.trim().to_owned(), SliceMark::parse(comment)?))
+    };
+    answer.lines().filter_map(read).collect()
 }
 
 /// What a SIGTERM to a slice means: seconds until Slurm kills it.
@@ -274,14 +298,8 @@ impl Template {
     fn look_up(&self, token: &str) -> Result<Vec<(JobId, String)>, SlurmError> {
         let name = format!("--name={}", slice_name(self.base));
         let answer = ask("squeue", &["-h", "-t", "all", &name, "-o", "%A|%T|%k"], LOOK)?;
-        let ours = |line: &str| {
-            let mut fields = line.splitn(3, '|');
-            let (id, state, comment) = (fields.next()?, fields.next()?, fields.next()?);
-            let mark = SliceMark::parse(comment)?;
-            let same = mark.base == self.base && mark.instance == self.instance && mark.token == token;
-            Some((id.trim().parse().ok()?, state.trim().to_owned())).filter(|_| same)
-        };
-        Ok(answer.lines().filter_map(ours).collect())
+        let ours = |m: &SliceMark| m.base == self.base && m.instance == self.instance && m.token == token;
+        Ok(marked(&answer).into_iter().filter(|(_, _, m)| ours(m)).map(|(job, state, _)| (job, state)).collect())
     }
 
     /// Takes back whatever Slurm may have made of a request; answers once that is certain, or after a minute.
@@ -454,6 +472,14 @@ mod tests {
         let e = ask("sh", &["-c", "echo bad >&2; exit 3"], Duration::from_secs(5)).unwrap_err();
         assert_eq!(e.to_string(), "sh -c echo bad >&2; exit 3: bad");
         assert!(matches!(ask("/no/such", &[], LOOK), Err(SlurmError::Start { .. })));
+    }
+
+    #[test]
+    fn only_marked_jobs_are_slices() {
+        let answer = "5|RUNNING|pliant base=7 instance=i token=t\n6|PENDING|my|own job\n7|PENDING|(null)\n";
+        let found = marked(answer);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0, found[0].1.as_str(), found[0].2.token.as_str()), (JobId(5), "RUNNING", "t"));
     }
 
     #[test]

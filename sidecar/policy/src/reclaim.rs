@@ -131,7 +131,7 @@ fn fit<'a>(
             options.push(Share { node: n, gpus, cpus, release });
         }
     }
-    options.sort_by_key(|s| (!required(&s.node), cost(&s.release), s.node));
+    options.sort_by_key(|s| (!required(&s.node), cost(&s.release), hosts(&s.release), s.node));
     let wanted = usize::try_from(demand.nodes_min.max(1)).ok()?;
     options.truncate(wanted);
     let all_required =
@@ -141,6 +141,13 @@ fn fit<'a>(
 
 fn cost(release: &[Candidate<'_>]) -> GpuCount {
     release.iter().map(|c| c.slice.gpus).sum()
+}
+
+/// How many of them host rank 0 of their job, and with it the rendezvous store: the oldest slice of a base without
+/// GPUs. Of equal choices the one that spares those is taken.
+fn hosts(release: &[Candidate<'_>]) -> usize {
+    let oldest = |g: &Group| g.slices.iter().map(|s| s.job).min();
+    release.iter().filter(|c| c.group.base_gpus == 0 && oldest(c.group) == Some(c.slice.job)).count()
 }
 
 /// The cheapest set of slices of one node whose release leaves room for so many GPUs and CPUs.
@@ -171,7 +178,7 @@ fn cheapest_on<'a>(
     let here = here.get(..here.len().min(12)).unwrap_or_default();
     let sets = (1u32..1 << here.len())
         .map(|bits| here.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, c)| *c).collect::<Vec<_>>());
-    sets.filter(|set| enough(set)).min_by_key(|set| (cost(set), set.len()))
+    sets.filter(|set| enough(set)).min_by_key(|set| (cost(set), hosts(set), set.len()))
 }
 
 /// A demand counted over all nodes: nodes with most room first, then the slices whose size comes nearest.

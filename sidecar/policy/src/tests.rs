@@ -158,6 +158,13 @@ fn a_total_may_be_split_unevenly_over_its_nodes() {
 }
 
 #[test]
+fn the_host_of_rank_zero_is_spared() {
+    let g = with(group(1, "0-8", 0), &[(11, "n0", 4), (12, "n1", 4)]);
+    let c = cluster(vec![node("n0", 4, 0), node("n1", 4, 0)], vec![pending(5, GpuDemand::PerNode(4), 1)], vec![g]);
+    assert_eq!(shrunk(&run(&c), 1), [12]);
+}
+
+#[test]
 fn what_fits_is_kept_and_nothing_is_taken() {
     let g = with(group(1, "2-16", 2), &[(11, "n1", 4)]);
     let c = cluster(vec![node("n0", 8, 6), node("n1", 8, 4)], vec![total(5, 6)], vec![g]);

@@ -6,8 +6,8 @@ mod ranks;
 
 use crate::agent::{Link, LinkEvent};
 use crate::environment;
-use crate::signals;
 use crate::steps::{MAGIC, MAX_STEP_FRAME};
+use crate::{signals, slurm};
 use pliant_model::NodeName;
 use pliant_protocol::codec;
 use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent, ToClient};
@@ -24,6 +24,13 @@ use std::time::{Duration, Instant};
 
 /// Without a sign of the launcher for so long, the ranks are ended.
 const SILENCE: Duration = Duration::from_secs(20);
+/// After Slurm's SIGTERM to the base's step the launcher speaks at once; else it has gone with the batch script, which
+/// Slurm kills together with everything below it.
+const AFTER_TERM: Duration = Duration::from_millis(1_500);
+/// After Slurm's SIGTERM to a slice's step: the launcher first asks Slurm what it means; it pings meanwhile.
+const AFTER_TERM_SLICE: Duration = Duration::from_secs(7);
+/// Ranks without a launcher have so long after SIGTERM.
+const SOFT: Duration = Duration::from_secs(5);
 /// How long Hello waits for the agent.
 const AGENT: Duration = Duration::from_millis(1_500);
 /// A rank's numbers go on at most so often.
@@ -74,6 +81,8 @@ struct Supervisor {
     reported: Option<Instant>,
     readers: Arc<AtomicUsize>,
     heard: Instant,
+    /// Slurm's SIGTERM to which the launcher has not said anything yet.
+    terminated: Option<Instant>,
 }
 
 /// Runs until the launcher says Stop or is gone; gives the exit code of the step.
@@ -126,6 +135,7 @@ fn start() -> io::Result<()> {
         reported: None,
         readers: Arc::default(),
         heard: Instant::now(),
+        terminated: None,
     };
     me.out.bytes(MAGIC);
     loop {
@@ -137,8 +147,12 @@ fn start() -> io::Result<()> {
         if me.hello_by.is_some_and(|at| me.agent || Instant::now() >= at) {
             me.answer_hello();
         }
-        if !going_on || me.heard.elapsed() >= SILENCE {
+        if !going_on {
             me.end_all();
+            return Ok(());
+        }
+        if me.is_orphan() {
+            me.end_as_orphan();
             return Ok(());
         }
     }
@@ -149,11 +163,17 @@ impl Supervisor {
         match event {
             Happened::Launcher(message) => {
                 self.heard = Instant::now();
+                self.terminated = None;
                 return self.obey(*message);
             }
             Happened::LauncherGone => return false,
             Happened::Signal(signals::CHILD) => self.reap(),
-            Happened::Signal(signal) => self.out.say(&FromSupervisor::Signalled { signal }),
+            Happened::Signal(signal) => {
+                if signal == signals::TERMINATE {
+                    self.terminated = self.terminated.or(Some(Instant::now()));
+                }
+                self.out.say(&FromSupervisor::Signalled { signal });
+            }
             Happened::Agent(LinkEvent::Up) => self.agent_is(true),
             Happened::Agent(LinkEvent::Down(_)) => {
                 self.agent_is(false);
@@ -167,6 +187,29 @@ impl Supervisor {
             Happened::Agent(LinkEvent::Frame(_)) => {}
         }
         true
+    }
+
+    /// Whether the launcher is gone.
+    fn is_orphan(&self) -> bool {
+        let slice = self.setup.as_ref().is_some_and(|s| s.slice.is_some());
+        let patience = if slice { AFTER_TERM_SLICE } else { AFTER_TERM };
+        self.heard.elapsed() >= SILENCE || self.terminated.is_some_and(|at| at.elapsed() >= patience)
+    }
+
+    /// Ends the ranks, and in the base gives the slices back that nobody else would for a while.
+    fn end_as_orphan(&mut self) {
+        let base = self.setup.as_ref().filter(|s| s.slice.is_none()).map(|s| (s.base, s.instance.clone()));
+        let release = base.map(|(base, instance)| std::thread::spawn(move || slurm::release_all(base, &instance)));
+        self.signal(None, signals::TERMINATE);
+        let until = Instant::now() + SOFT;
+        while self.ranks.iter().any(|r| !r.ended) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+            self.reap();
+        }
+        self.end_all();
+        if let Some(release) = release {
+            let _ = release.join();
+        }
     }
 
     fn obey(&mut self, message: ToSupervisor) -> bool {
