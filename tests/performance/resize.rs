@@ -38,8 +38,8 @@ fn cycles(report: &mut Report, case: &str, poll: u32, count: u32, limit: f64) ->
         let result = (0..count).try_for_each(|_| {
             job.wait_world(&lab, 8, WAIT)?;
             grows.extend(last_growth(&lab, &job)?);
-            // Any point of a step.
-            std::thread::sleep(Duration::from_millis(u64::from(random() % 700)));
+            // Any point of a step, and of the time between two looks at Slurm.
+            std::thread::sleep(Duration::from_millis(u64::from(random() % (poll * 1000))));
             shrinks.push(displace(&lab, &job)?);
             Ok::<(), anyhow::Error>(())
         });

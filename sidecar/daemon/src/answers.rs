@@ -48,7 +48,7 @@ fn sees(asker: Asker, uid: u32) -> bool {
 }
 
 fn status(core: &Core, process: Process, now: Now) -> Status {
-    let none = BTreeMap::new();
+    let (none, never) = (BTreeMap::new(), BTreeMap::new());
     let gpus = |n: &pliant_protocol::bridge::NodeRecord| n.gres.as_deref().map_or(0, gres::gpu_total);
     let used = |n: &pliant_protocol::bridge::NodeRecord| n.gres_used.as_deref().map_or(0, gres::gpu_total);
     let up = |n: &&pliant_protocol::bridge::NodeRecord| matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED");
@@ -66,7 +66,7 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
         gpus_idle: core.view.nodes.iter().filter(up).map(|n| gpus(n).saturating_sub(used(n))).sum(),
         gpus_lent: core.jobs.values().flat_map(|j| &j.status.slices).map(|s| s.gpus).sum(),
         jobs: count(core.jobs.len()),
-        pending: count(core.view.jobs.values().filter(|j| view::pending(j, &none).is_some()).count()),
+        pending: count(core.view.jobs.values().filter(|j| view::pending(j, &none, &never).is_some()).count()),
         resizes: count(core.resizes.len()),
     }
 }

@@ -56,6 +56,8 @@ const RESEND: Seconds = 3;
 const ENFORCE_AFTER: Seconds = 10;
 /// Seconds without a launcher, or on nobody's list, after which a slice is cancelled.
 const ORPHAN_AFTER: Seconds = 45;
+/// Seconds after which it is forgotten that slices were taken back for a pending job.
+const SERVED_FOR: Seconds = 600;
 /// Waiting times after the first, second, … withdrawn growth, in seconds.
 const BACK_OFF: [Seconds; 5] = [5, 10, 20, 40, 60];
 
@@ -115,6 +117,8 @@ pub struct Core {
     /// Whether the last write to the journal worked: no new resizes otherwise.
     pub durable: bool,
     fitting: BTreeMap<JobId, Seconds>,
+    /// How often slices were taken back for a pending job, and when last.
+    served: BTreeMap<JobId, (u32, Seconds)>,
     suspects: BTreeMap<JobId, Seconds>,
     next_id: fn() -> String,
     out: Vec<Effect>,
@@ -137,6 +141,7 @@ impl Core {
             journal,
             durable: true,
             fitting: BTreeMap::new(),
+            served: BTreeMap::new(),
             suspects: BTreeMap::new(),
             next_id,
             out: vec![],
@@ -451,6 +456,8 @@ impl Core {
         let Some((as_of, _)) = self.view_at else {
             return;
         };
+        let waits = |id: &JobId| self.view.jobs.get(id).is_some_and(|j| j.state == "PENDING");
+        self.served.retain(|id, (_, last)| waits(id) && now.mono.saturating_sub(*last) < SERVED_FOR);
         let agents: BTreeSet<NodeName> = self.agents.keys().cloned().collect();
         let owned = |id: &JobId, j: &Job| self.view.active(*id).is_some_and(|r| r.user_id == j.uid);
         let jobs = self.jobs.iter().filter(|(id, j)| j.connected && owned(id, j));
@@ -459,6 +466,7 @@ impl Core {
             resizes: &self.resizes,
             agents: &agents,
             fitting: &self.fitting,
+            served: &self.served,
             wall_to_mono: i64::try_from(now.mono).unwrap_or(0) - i64::try_from(now.wall_ms / 1000).unwrap_or(0),
         };
         let cluster = view::cluster(&self.view, &known, as_of);
@@ -466,6 +474,10 @@ impl Core {
         let plan = pliant_policy::decide(&cluster, &config, now.mono);
         self.fitting =
             plan.fitting.iter().map(|job| (*job, self.fitting.get(job).copied().unwrap_or(now.mono))).collect();
+        for job in &plan.served {
+            let (times, _) = self.served.get(job).copied().unwrap_or_default();
+            self.served.insert(*job, (times + 1, now.mono));
+        }
         self.notes = plan.notes.clone();
         let silent = self.jobs.iter().filter(|(_, j)| !j.connected).map(|(id, _)| *id);
         self.notes.extend(silent.map(|id| (id, Reason::NoLauncher)));

@@ -69,6 +69,8 @@ pub struct Known<'a> {
     pub agents: &'a BTreeSet<NodeName>,
     /// Pending jobs that could start, by our reckoning, and since when.
     pub fitting: &'a BTreeMap<JobId, Seconds>,
+    /// How often slices were taken back for a pending job, and when last.
+    pub served: &'a BTreeMap<JobId, (u32, Seconds)>,
     /// Added to Unix seconds to get the monotonic seconds that decisions count in.
     pub wall_to_mono: i64,
 }
@@ -77,7 +79,8 @@ pub struct Known<'a> {
 pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
     let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, view, known.agents)).collect();
     book_unseen(&mut nodes, view, known);
-    let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, known.fitting)).collect();
+    let mut pending: Vec<PendingJob> =
+        view.jobs.values().filter_map(|j| pending(j, known.fitting, known.served)).collect();
     pending.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.job));
     let groups = known.jobs.iter().map(|(status, retry_at)| group(status, *retry_at, view, known)).collect();
     Cluster { as_of, nodes, pending, groups }
@@ -169,6 +172,7 @@ fn group(status: &JobStatus, retry_at: Option<Seconds>, view: &SlurmView, known:
             gpus: s.gpus,
             cpus: s.cpus,
             leaving: s.leaving || leaving(s.job),
+            rank_zero: status.world.first().is_some_and(|m| m.slice == Some(s.job)),
         })
         .collect();
     // Released, and Slurm still shows it: its GPUs are on their way and not free yet.
@@ -203,11 +207,22 @@ fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
     let node = hostlist::expand(record.nodes.as_deref()?).ok()?.into_iter().next()?;
     let gpus = record.tres_alloc.as_deref().and_then(gres::tres_gpus);
     let detail: GpuCount = record.gres_detail.iter().map(|g| gres::gpu_total(g)).sum();
-    Some(Slice { job, node, gpus: gpus.unwrap_or(detail), cpus: record.num_cpus.unwrap_or(0), leaving: true })
+    Some(Slice {
+        job,
+        node,
+        gpus: gpus.unwrap_or(detail),
+        cpus: record.num_cpus.unwrap_or(0),
+        leaving: true,
+        rank_zero: false,
+    })
 }
 
 /// A pending job that waits for resources and is no slice; `None` for all others: they take nothing.
-pub fn pending(job: &JobRecord, fitting: &BTreeMap<JobId, Seconds>) -> Option<PendingJob> {
+pub fn pending(
+    job: &JobRecord,
+    fitting: &BTreeMap<JobId, Seconds>,
+    served: &BTreeMap<JobId, (u32, Seconds)>,
+) -> Option<PendingJob> {
     let waits = matches!(job.reason.as_deref(), Some("Resources" | "Priority"));
     let held = job.priority == Some(0);
     if job.state != "PENDING" || !waits || held || job.het_job_id.is_some() || mark(job).is_some() {
@@ -220,6 +235,7 @@ pub fn pending(job: &JobRecord, fitting: &BTreeMap<JobId, Seconds>) -> Option<Pe
         priority: job.priority.unwrap_or(0),
         demand: demand(job),
         fits_since: fitting.get(&id).copied(),
+        served: served.get(&id).map_or(0, |(times, _)| *times),
     })
 }
 
@@ -284,21 +300,21 @@ mod tests {
 
     #[test]
     fn only_jobs_that_wait_for_resources_take_anything() {
-        let none = BTreeMap::new();
-        assert!(pending(&job(1, "PENDING"), &none).is_some());
-        assert!(pending(&job(1, "RUNNING"), &none).is_none());
+        let (none, never) = (BTreeMap::new(), BTreeMap::new());
+        assert!(pending(&job(1, "PENDING"), &none, &never).is_some());
+        assert!(pending(&job(1, "RUNNING"), &none, &never).is_none());
         for reason in ["Dependency", "JobHeldUser", "QOSMaxGRESPerUser", "AssocGrpGRES", "BeginTime", "None"] {
             let j = JobRecord { reason: Some(reason.into()), ..job(1, "PENDING") };
-            assert!(pending(&j, &none).is_none(), "{reason}");
+            assert!(pending(&j, &none, &never).is_none(), "{reason}");
         }
         let slice = JobRecord {
             comment: Some("pliant base=7 instance=a token=b".into()),
             name: Some("pliant-7".into()),
             ..job(1, "PENDING")
         };
-        assert!(pending(&slice, &none).is_none(), "a pending slice is no demand");
+        assert!(pending(&slice, &none, &never).is_none(), "a pending slice is no demand");
         let fake = JobRecord { name: Some("mine".into()), ..slice };
-        assert!(pending(&fake, &none).is_some(), "a comment alone makes no slice");
+        assert!(pending(&fake, &none, &never).is_some(), "a comment alone makes no slice");
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub struct PendingJob {
     pub demand: Demand,
     /// Since when, by our own reckoning, it could start and has not; the daemon keeps this between rounds.
     pub fits_since: Option<Seconds>,
+    /// How often slices have been taken back for it lately; the daemon keeps this too.
+    pub served: u32,
 }
 
 /// Everything that one decision looks at.

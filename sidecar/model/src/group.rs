@@ -64,6 +64,8 @@ pub struct Slice {
     pub cpus: u32,
     /// Whether it is on its way out already.
     pub leaving: bool,
+    /// Whether rank 0 is there, and with it the store that the ranks meet at.
+    pub rank_zero: bool,
 }
 
 /// An elastic job as the decisions see it.

@@ -83,6 +83,11 @@ pub enum Reason {
         /// Seconds since it could.
         since: Seconds,
     },
+    /// A pending job gets nothing more for a while: slices were taken back for it and it did not start.
+    ServedInVain {
+        /// How often.
+        times: u32,
+    },
     /// A growth undone: Slurm did not allocate the slice in time.
     Withdrawn {
         /// Seconds waited.
@@ -172,6 +177,9 @@ impl fmt::Display for Reason {
             }
             Reason::NotStarted { since } => {
                 write!(f, "could start for {since} s and Slurm does not start it: its GPUs are lent again")
+            }
+            Reason::ServedInVain { times } => {
+                write!(f, "slices were taken back for it {times} times and Slurm did not start it")
             }
             Reason::Withdrawn { waited, slurm, expected_start } => {
                 write!(f, "slice not allocated in {waited} s, Slurm says {slurm}")?;

@@ -22,13 +22,16 @@ pub struct Config {
     pub stale_after: Seconds,
     /// Seconds after which a pending job that could start and is not started by Slurm loses its claim on idle GPUs.
     pub claim: Seconds,
+    /// How often slices are taken back for one pending job before it has to wait: Slurm may place jobs otherwise than
+    /// we reckon, and then taking and lending would alternate for ever.
+    pub servings: u32,
     /// A job whose time limit is nearer than this is not grown, in seconds.
     pub ends_soon: Seconds,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { stale_after: 40, claim: 120, ends_soon: 60 }
+        Config { stale_after: 40, claim: 120, servings: 3, ends_soon: 60 }
     }
 }
 
@@ -64,6 +67,8 @@ pub struct Plan {
     pub notes: BTreeMap<JobId, Reason>,
     /// Pending jobs that could start on what is idle (or on its way back) by our reckoning.
     pub fitting: Vec<JobId>,
+    /// Pending jobs for which slices are taken back in this round.
+    pub served: Vec<JobId>,
 }
 
 /// Decides one round. `now` is in Unix seconds, like [`Cluster::as_of`].

@@ -51,6 +51,10 @@ pub(crate) fn take_back(
             plan.notes.insert(job.job, reason);
             continue;
         };
+        if job.served >= config.servings && shares.iter().any(|s| !s.release.is_empty()) {
+            plan.notes.insert(job.job, Reason::ServedInVain { times: job.served });
+            continue;
+        }
         let mut release: Vec<Candidate<'_>> = shares.iter().flat_map(|s| s.release.iter().copied()).collect();
         keep_to_steps(&mut release, &candidates);
         if release.iter().any(|c| blocked(c.group)) {
@@ -58,9 +62,8 @@ pub(crate) fn take_back(
             kept += occupy(room, &shares, &[], cluster);
             continue;
         }
-        if release.is_empty() {
-            plan.fitting.push(job.job);
-        }
+        let list = if release.is_empty() { &mut plan.fitting } else { &mut plan.served };
+        list.push(job.job);
         kept += occupy(room, &shares, &release, cluster);
         for c in &release {
             taken.entry(c.group.base).or_default().push(c.slice.job);
@@ -100,7 +103,7 @@ fn candidates<'a>(cluster: &'a Cluster, taken: &BTreeMap<JobId, Vec<JobId>>) -> 
     let of = |group: &'a Group| group.slices.iter().map(move |slice| Candidate { group, slice });
     let mut all: Vec<_> = cluster.groups.iter().flat_map(of).filter(|c| free(c.group, c.slice)).collect();
     // Those that have most give first; of one group the newest slice.
-    all.sort_by_key(|c| (Reverse(c.group.staying()), c.group.base, Reverse(c.slice.job)));
+    all.sort_by_key(|c| (Reverse(c.group.staying()), c.group.base, c.slice.rank_zero, Reverse(c.slice.job)));
     all
 }
 
@@ -128,6 +131,8 @@ fn fit<'a>(
     for &n in places {
         let (node, free) = (cluster.nodes.get(n)?, room.nodes.get(n)?);
         if let Some(release) = cheapest_on(node, free, gpus, cpus, demand.exclusive, &on(n)) {
+            // A job that wants whole nodes takes all of them, whatever it counts.
+            let (gpus, cpus) = if demand.exclusive { (node.gpus, node.cpus) } else { (gpus, cpus) };
             options.push(Share { node: n, gpus, cpus, release });
         }
     }
@@ -143,11 +148,10 @@ fn cost(release: &[Candidate<'_>]) -> GpuCount {
     release.iter().map(|c| c.slice.gpus).sum()
 }
 
-/// How many of them host rank 0 of their job, and with it the rendezvous store: the oldest slice of a base without
-/// GPUs. Of equal choices the one that spares those is taken.
+/// How many of them host rank 0 of their job, and with it the store that the ranks meet at. Of equal choices the one
+/// that spares those is taken.
 fn hosts(release: &[Candidate<'_>]) -> usize {
-    let oldest = |g: &Group| g.slices.iter().map(|s| s.job).min();
-    release.iter().filter(|c| c.group.base_gpus == 0 && oldest(c.group) == Some(c.slice.job)).count()
+    release.iter().filter(|c| c.slice.rank_zero).count()
 }
 
 /// The cheapest set of slices of one node whose release leaves room for so many GPUs and CPUs.
@@ -243,7 +247,9 @@ fn spread<'a>(
     };
     let mut order: Vec<usize> = places.to_vec();
     let releases = |n: usize| release.iter().any(|(at, _)| *at == n);
-    order.sort_by_key(|n| (!releases(*n), Reverse(room_of(*n)), *n));
+    // One node that is just large enough, as Slurm's best fit has it; else those with most room.
+    let fits = |n: usize| demand.nodes_min == 1 && room_of(n) >= gpus;
+    order.sort_by_key(|n| (!releases(*n), !fits(*n), if fits(*n) { room_of(*n) } else { 0 }, Reverse(room_of(*n)), *n));
     // Each of the least number of nodes gets one GPU first: Slurm may split unevenly, and must use them all.
     let least =
         usize::try_from(demand.nodes_min).unwrap_or(usize::MAX).min(usize::try_from(gpus).unwrap_or(usize::MAX));

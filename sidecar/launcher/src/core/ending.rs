@@ -139,6 +139,9 @@ impl Core {
         const INT: i32 = 2;
         const TERM: i32 = 15;
         let now = self.now;
+        if signal == TERM {
+            self.ping_at = now;
+        }
         let slice = from.and_then(|id| self.units.get_mut(&id)).and_then(|u| {
             u.slice.inspect(|_| {
                 if signal == TERM {
@@ -178,6 +181,7 @@ impl Core {
         if self.ending.is_some() {
             return;
         }
+        self.ping_at = self.now;
         self.drop_next();
         if let Some(change) = self.change.take() {
             self.finish(change, pliant_model::resize::State::Undone);

@@ -282,6 +282,8 @@ impl std::fmt::Debug for Core {
 
 /// Between two signs of life to the supervisors.
 const PING: Millis = 5_000;
+/// The same after a SIGTERM of Slurm: a launcher that Slurm kills as well is missed at once.
+const PING_AT_END: Millis = 400;
 /// Between two looks at the slices.
 const CHECK: Millis = 30_000;
 
@@ -417,7 +419,9 @@ impl Core {
 
     fn keep_alive(&mut self) {
         if self.now >= self.ping_at {
-            self.ping_at = self.now + PING;
+            let told = |u: &Unit| u.terminated.is_some() && u.state == UnitState::Up;
+            let hurry = self.ending.is_some() || self.units.values().any(told);
+            self.ping_at = self.now + if hurry { PING_AT_END } else { PING };
             let up: Vec<UnitId> = self.units.values().filter(|u| u.state == UnitState::Up).map(|u| u.id).collect();
             self.out.extend(up.into_iter().map(|id| Effect::Tell(id, ToSupervisor::Ping)));
         }

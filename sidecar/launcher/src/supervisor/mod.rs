@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 
 /// Without a sign of the launcher for so long, the ranks are ended.
 const SILENCE: Duration = Duration::from_secs(20);
-/// After Slurm's SIGTERM to the base's step the launcher speaks at once; else it has gone with the batch script, which
-/// Slurm kills together with everything below it.
+/// After Slurm's SIGTERM to the base's step the launcher speaks twice a second while it ends the job; else it has gone
+/// with the batch script, which Slurm kills together with everything below it.
 const AFTER_TERM: Duration = Duration::from_millis(1_500);
-/// After Slurm's SIGTERM to a slice's step: the launcher first asks Slurm what it means; it pings meanwhile.
-const AFTER_TERM_SLICE: Duration = Duration::from_secs(7);
+/// The same in a slice, where it may be a preemption that the launcher is to turn into a shrink.
+const AFTER_TERM_SLICE: Duration = Duration::from_secs(4);
 /// Ranks without a launcher have so long after SIGTERM.
 const SOFT: Duration = Duration::from_secs(5);
 /// How long Hello waits for the agent.
@@ -81,7 +81,7 @@ struct Supervisor {
     reported: Option<Instant>,
     readers: Arc<AtomicUsize>,
     heard: Instant,
-    /// Slurm's SIGTERM to which the launcher has not said anything yet.
+    /// When Slurm sent SIGTERM.
     terminated: Option<Instant>,
 }
 
@@ -163,7 +163,6 @@ impl Supervisor {
         match event {
             Happened::Launcher(message) => {
                 self.heard = Instant::now();
-                self.terminated = None;
                 return self.obey(*message);
             }
             Happened::LauncherGone => return false,
@@ -193,7 +192,8 @@ impl Supervisor {
     fn is_orphan(&self) -> bool {
         let slice = self.setup.as_ref().is_some_and(|s| s.slice.is_some());
         let patience = if slice { AFTER_TERM_SLICE } else { AFTER_TERM };
-        self.heard.elapsed() >= SILENCE || self.terminated.is_some_and(|at| at.elapsed() >= patience)
+        let silent = self.heard.elapsed();
+        silent >= SILENCE || (silent >= patience && self.terminated.is_some_and(|at| at.elapsed() >= patience))
     }
 
     /// Ends the ranks, and in the base gives the slices back that nobody else would for a while.
