@@ -4,6 +4,7 @@ import atexit
 import math
 import numbers
 import os
+import sys
 import threading
 import time
 import weakref
@@ -14,8 +15,11 @@ from ._link import HELLO_SECONDS, Link, timed_out_line, warn
 from ._wire import Message, say
 from ._world import World, read_world
 
-#: On hold and without an agent, `connect()` goes on after so many seconds.
+#: On hold and without an agent, `connect()` ends the process after so many seconds: the old world may still train, and
+#: two worlds would write the same checkpoint. The launcher starts it again when it is needed.
 HOLD_SECONDS = 60.0
+#: With this exit code; the launcher knows it.
+HOLD_EXIT = 75
 #: `should_leave()` waits so long for Left to be on its way before it returns true.
 LEFT_SECONDS = 2.0
 #: At the end of the process, for the last report.
@@ -145,8 +149,8 @@ class Job:
                 continue
             absent_since = absent_since or time.monotonic()
             if time.monotonic() - absent_since > HOLD_SECONDS:
-                warn(f"no agent for {HOLD_SECONDS:.0f} s; starting without its word")
-                return
+                warn(f"no agent for {HOLD_SECONDS:.0f} s, so no word to start: ending with code {HOLD_EXIT}")
+                _end(HOLD_EXIT)
 
     def _close(self) -> None:
         if self._link is not None:
@@ -158,6 +162,16 @@ class Job:
         self._agreement.attention = False
         if link is not None:
             link.drop_after_fork()
+
+
+def _end(code: int) -> None:
+    """Ends this process for certain: an exception might be caught, and the training begin."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+    os._exit(code)
 
 
 def _count(value: Any) -> Optional[int]:
@@ -177,7 +191,8 @@ _job: Optional[Job] = None
 
 
 def connect() -> Job:
-    """The job of this process; the same object at each call. Never raises.
+    """The job of this process; the same object at each call. Never raises; ends a process that waits on hold (see below)
+    and has heard nothing of the agent for a minute.
 
     Outside Pliant, and in processes that a rank starts (workers of a DataLoader), it gives an object that does nothing.
     Inside it may wait: a few seconds for the agent, and in a process that was started beside a world that still trains,

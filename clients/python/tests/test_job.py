@@ -210,10 +210,11 @@ class Processes(unittest.TestCase):
         self.assertEqual(self.end(process), ("True", ""))
 
     def test_hold_without_agent(self):
-        text = "import pliant, pliant._job as j; j.HOLD_SECONDS = 0.5; print(pliant.connect().should_leave())"
-        out, err = self.end(child(text, PLIANT_JOB_SOCKET="/nonexistent", PLIANT_JOB_HOLD="1"))
-        self.assertEqual(out, "False")
-        self.assertIn("starting without its word", err)
+        text = "import pliant, pliant._job as j; j.HOLD_SECONDS = 0.5; print('loaded'); pliant.connect(); print('trains')"
+        process = child(text, PLIANT_JOB_SOCKET="/nonexistent", PLIANT_JOB_HOLD="1")
+        out, err = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, out), (_job.HOLD_EXIT, "loaded\n"), err)
+        self.assertIn("no word to start: ending with code 75", err)
 
     def test_the_last_report_is_sent_before_the_process_ends(self):
         agent = Agent()

@@ -3,12 +3,13 @@
 use crate::cancels::{Cancels, Now, Outcome, Want};
 use crate::launchers::{Launchers, NAME};
 use crate::leases::Leases;
+use crate::limit::Lines;
 use crate::orphans::Orphans;
 use crate::proof::Peer;
 use crate::ranks::{RankId, Ranks};
 use crate::slurm_text::{Job, Look};
 use pliant_model::{JobId, NodeName, Reason};
-use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent};
+use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent, ToClient};
 use pliant_protocol::peer;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,6 +18,8 @@ use std::time::Duration;
 const SWEEP: Duration = Duration::from_secs(60);
 /// A pause between two ticks (one a second) that shows that the agent itself was stopped.
 const STOPPED: Duration = Duration::from_secs(10);
+/// The longest reason of a proposal, in characters: it may be kept for many ranks at once.
+const REASON: usize = 200;
 /// The most cancellations that are kept for pliantd while it is not there.
 const REPORTS: usize = 1024;
 
@@ -66,6 +69,7 @@ pub struct Core {
     sweep_failures: u32,
     swept: bool,
     ticked: Now,
+    lines: Lines,
 }
 
 impl Core {
@@ -85,6 +89,7 @@ impl Core {
             sweep_failures: 0,
             swept: false,
             ticked: now,
+            lines: Lines::default(),
         }
     }
 
@@ -99,7 +104,9 @@ impl Core {
     ) -> Vec<Effect> {
         let mut out = vec![];
         if let Err(reason) = self.admit(conn, peer, version, role, alive, now, &mut out) {
-            tracing::info!(job = %peer.job, uid = peer.uid, pid = peer.pid, "refused: {reason}");
+            if self.lines.pass(peer.uid, now) {
+                tracing::info!(job = %peer.job, uid = peer.uid, pid = peer.pid, "refused: {reason}");
+            }
             out.push(Effect::Send(conn, FromAgent::Refused { reason }));
             out.push(Effect::Close(conn));
         }
@@ -137,7 +144,7 @@ impl Core {
                 Kind::Supervisor
             }
             Role::Launcher { instance } => {
-                if let Some((key, uid, tokens)) = self.launchers.hello(conn, &peer, &instance, alive, out)? {
+                if let Some((key, uid, tokens)) = self.launchers.hello(conn, &peer, &instance, alive, now, out)? {
                     self.orphans.add(key, uid, tokens, now);
                 }
                 self.orphans.returned(&(peer.job, instance));
@@ -165,19 +172,24 @@ impl Core {
                 self.ranks.rank_message(&peer, *id, message, &mut out);
                 Ok(())
             }
-            (Kind::Supervisor, ToAgent::ToClient { rank, generation, message }) => {
+            (Kind::Supervisor, ToAgent::ToClient { rank, generation, mut message }) => {
+                if let ToClient::Propose { reason, .. } = &mut message {
+                    cut(reason, REASON);
+                }
                 self.ranks.supervisor_message(&peer, (generation, rank), message, &mut out);
                 Ok(())
             }
             (Kind::Supervisor, ToAgent::Lease { base, instance }) => self.renew(&peer, base, &instance, now),
             (Kind::Launcher, ToAgent::Status(status)) => self
                 .launchers
-                .status(conn, &peer, *status)
-                .map(|m| out.extend(self.daemon.then_some(Effect::Daemon(m)))),
+                .status(conn, &peer, *status, now)
+                .map(|m| out.extend(m.filter(|_| self.daemon).map(Effect::Daemon))),
             (Kind::Launcher, ToAgent::Holds { tokens }) => self.launchers.holds(conn, &peer, tokens),
             (kind, _) => Err(format!("a message that a {} does not send", kind.word())),
         };
-        if let Err(reason) = refused {
+        if let Err(reason) = refused
+            && self.lines.pass(peer.uid, now)
+        {
             tracing::warn!(job = %peer.job, uid = peer.uid, pid = peer.pid, "message left out: {reason}");
         }
         out
@@ -203,7 +215,7 @@ impl Core {
         match kind {
             Kind::Launcher => {
                 let gone = self.launchers.closed(conn, &peer, now);
-                gone.filter(|_| self.daemon).map(Effect::Daemon).into_iter().collect()
+                gone.into_iter().filter(|_| self.daemon).map(Effect::Daemon).collect()
             }
             Kind::Rank(_) | Kind::Supervisor => {
                 self.ranks.closed(conn, &peer);
@@ -269,6 +281,9 @@ impl Core {
             self.orphans.add(key, uid, tokens, now);
         }
         let mut out = vec![];
+        if self.daemon {
+            out.extend(self.launchers.held_back(now).into_iter().map(Effect::Daemon));
+        }
         self.commands(now, &mut out);
         out
     }
@@ -358,6 +373,14 @@ impl Core {
                 self.sweep_failures = self.sweep_failures.saturating_add(1);
             }
         }
+    }
+}
+
+/// Leaves the first `most` characters, and no memory for more.
+pub fn cut(text: &mut String, most: usize) {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+        text.shrink_to_fit();
     }
 }
 

@@ -210,6 +210,112 @@ fn only_the_proven_base_may_tell_of_itself() {
 }
 
 #[test]
+fn of_too_many_statuses_pliantd_gets_the_last() {
+    let mut a = Agent::new();
+    a.core.daemon(true, at(0));
+    let told = |out: &[Effect]| -> Vec<u32> {
+        let generation = |e: &Effect| match e {
+            Effect::Daemon(peer::FromAgent::Status { status, .. }) => Some(status.generation),
+            _ => None,
+        };
+        out.iter().filter_map(generation).collect()
+    };
+    let send = |a: &mut Agent, conn, instance: &str, generation, now| {
+        let s = JobStatus { generation, ..status(7, instance) };
+        told(&a.core.message(conn, ToAgent::Status(Box::new(s)), at(now)))
+    };
+    let conn = a.launcher(7, "ab", 0);
+    let now: Vec<u32> = (1..=500).flat_map(|n| send(&mut a, conn, "ab", n, 0)).collect();
+    assert_eq!(now, (1..=10).collect::<Vec<_>>());
+    assert_eq!(told(&a.core.tick(at(1))), [500]);
+    assert!(told(&a.core.tick(at(2))).is_empty());
+    // Neither another instance nor the end of the connection is a way around it, and the last one is not lost.
+    (501..=600).for_each(|n| drop(send(&mut a, conn, "ab", n, 2)));
+    assert_eq!(told(&a.core.closed(conn, at(2))), [600]);
+    let conn = a.launcher(7, "cd", 2);
+    assert!(send(&mut a, conn, "cd", 601, 2).is_empty());
+    let gone = peer::FromAgent::Gone { base: JobId(7), instance: "cd".into() };
+    let end = a.core.closed(conn, at(2));
+    assert_eq!((told(&end), end.get(1..)), (vec![601], Some(&[Effect::Daemon(gone)][..])));
+}
+
+#[test]
+fn a_status_has_limits() {
+    use pliant_protocol::job::{OrderStatus, SliceStatus};
+    let mut a = Agent::new();
+    a.core.daemon(true, at(0));
+    let conn = a.launcher(7, "ab", 0);
+    let mut send = |s: JobStatus| match a.core.message(conn, ToAgent::Status(Box::new(s)), at(0)).pop() {
+        Some(Effect::Daemon(peer::FromAgent::Status { status, .. })) => Some(*status),
+        _ => None,
+    };
+    let (kind, state) = (pliant_model::resize::Kind::Grow, pliant_model::resize::State::Undone);
+    let order = |n: u32| OrderStatus {
+        id: OrderId(n.to_string()),
+        kind,
+        state,
+        slices: vec![],
+        reason: Reason::NotReady,
+        times: vec![(state, 0); 100],
+        load_ms: None,
+    };
+    let full = JobStatus { command: "é".repeat(9000), done: (0..100).map(order).collect(), ..status(7, "ab") };
+    let full = send(full).unwrap();
+    assert_eq!(full.command, "é".repeat(200));
+    assert_eq!(
+        full.done.iter().map(|o| o.id.0.clone()).collect::<Vec<_>>(),
+        ["92", "93", "94", "95", "96", "97", "98", "99"]
+    );
+    assert!(full.done.iter().all(|o| o.times.len() == 16));
+    let slice = |_| SliceStatus { job: JobId(1), node: "n0".into(), gpus: 1, cpus: 1, joined: true, leaving: false };
+    assert!(send(JobStatus { slices: (0..4096).map(slice).collect(), ..status(7, "ab") }).is_some());
+    assert!(send(JobStatus { slices: (0..4097).map(slice).collect(), ..status(7, "ab") }).is_none());
+    assert!(send(JobStatus { base_nodes: vec!["n".into(); 4097], ..status(7, "ab") }).is_none());
+    let order = OrderStatus { slices: vec![JobId(1); 4097], ..order(1) };
+    assert!(send(JobStatus { order: Some(order), ..status(7, "ab") }).is_none());
+    // With what is put around it, it would fit into no frame to pliantd, at each connection anew.
+    assert!(send(JobStatus { partition: "x".repeat(1_000_000), ..status(7, "ab") }).is_none());
+}
+
+/// What is logged meanwhile.
+fn logged(f: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let to = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+    tracing::subscriber::with_default(log, f);
+    let bytes = lines.0.lock().unwrap();
+    String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bad_messages_and_refusals_do_not_fill_the_log() {
+    let mut a = Agent::new();
+    let (rank, _) = a.hello(peer(7, 10, 300), Role::Client { rank: 0, generation: 1 }, 0);
+    let (other, _) = a.hello(peer(8, 11, 301), Role::Client { rank: 0, generation: 1 }, 0);
+    let lines = logged(|| {
+        for n in 0..1000 {
+            a.core.message(rank, ToAgent::Holds { tokens: vec![] }, at(1));
+            a.core.hello(ConnId(1000 + n), peer(7, 10, 1), (VERSION + 1, Role::Supervisor), ALIVE, at(1));
+        }
+        a.core.message(other, ToAgent::Holds { tokens: vec![] }, at(1));
+    });
+    assert_eq!(lines.len(), 11, "{lines:?}");
+    assert!(lines.last().unwrap().contains("uid=11"), "each uid has its own: {lines:?}");
+    let lines = logged(|| drop(a.core.message(rank, ToAgent::Holds { tokens: vec![] }, at(100))));
+    assert!(matches!(&lines[..], [count, _] if count.contains("1990 lines") && count.contains("uid=10")), "{lines:?}");
+}
+
+#[test]
 fn each_role_says_only_its_own() {
     let mut a = Agent::new();
     a.core.daemon(true, at(0));
@@ -224,6 +330,19 @@ fn each_role_says_only_its_own() {
     }
     assert!(a.ticks(1..=100).is_empty());
     assert!(a.core.message(ConnId(99), ToAgent::Holds { tokens: vec![] }, at(0)).is_empty());
+}
+
+#[test]
+fn a_long_reason_is_cut() {
+    let mut a = Agent::new();
+    let (rank, _) = a.hello(peer(7, 10, 300), Role::Client { rank: 0, generation: 1 }, 0);
+    let (supervisor, _) = a.hello(peer(7, 10, 200), Role::Supervisor, 0);
+    let propose = |reason: &str| ToClient::Propose { boundary: 9, grace: 60, reason: reason.into() };
+    for (reason, told) in [("é".repeat(30_000), "é".repeat(200)), ("short".into(), "short".into())] {
+        let message = ToAgent::ToClient { rank: 0, generation: 1, message: propose(&reason) };
+        let sent = [Effect::Send(rank, FromAgent::Client(propose(&told)))];
+        assert_eq!(a.core.message(supervisor, message, at(0)), sent);
+    }
 }
 
 #[test]

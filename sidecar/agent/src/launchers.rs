@@ -2,11 +2,12 @@
 //! Keyed by the proven job and uid. Pure: time is passed in.
 
 use crate::cancels::Now;
-use crate::core::{ConnId, Effect};
+use crate::core::{ConnId, Effect, cut};
+use crate::limit::Bucket;
 use crate::orphans::{Key, RETURN};
 use crate::proof::Peer;
 use pliant_model::JobId;
-use pliant_protocol::job::{JobStatus, Order};
+use pliant_protocol::job::{JobStatus, Order, OrderStatus};
 use pliant_protocol::local::FromAgent;
 use pliant_protocol::peer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,6 +16,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const ORDERS: usize = 16;
 /// The most slices that a launcher may hold or ask for.
 const TOKENS: usize = 4096;
+/// The most entries in each list of a status, but for the next two.
+const ENTRIES: usize = 4096;
+/// Ended resizes in a status.
+const DONE: usize = 8;
+/// Times of arrows of one resize; no kind has more arrows.
+const TIMES: usize = 16;
+/// Characters of the command in a status.
+const COMMAND: usize = 200;
+/// The largest status, as JSON: it has to fit into one frame to pliantd with what is put around it there.
+const STATUS: usize = 768 << 10;
+/// Statuses a second of one launcher, and at once, that pliantd gets; of more it gets the last, within a second.
+const STATUS_RATE: (f64, f64) = (5.0, 10.0);
 /// The longest instance or token, in bytes.
 pub const NAME: usize = 128;
 
@@ -26,12 +39,46 @@ struct Launcher {
     /// Since when there is no connection.
     gone_at: Now,
     status: Option<JobStatus>,
+    /// Pliantd has not been sent `status`, since there were too many.
+    held_back: bool,
+    pace: Bucket,
     tokens: BTreeSet<String>,
     orders: VecDeque<Order>,
 }
 
 /// A launcher that does not come back: its key, uid and the tokens of its slices.
 pub type Lost = (Key, u32, BTreeSet<String>);
+
+impl Launcher {
+    fn told(&mut self, uid: u32) -> Option<peer::FromAgent> {
+        self.held_back = false;
+        Some(peer::FromAgent::Status { uid, status: Box::new(self.status.clone()?) })
+    }
+}
+
+/// A status within its limits. `Err`: what is too much.
+fn limited(mut status: JobStatus) -> Result<JobStatus, String> {
+    fn last<T>(list: &mut Vec<T>, most: usize) {
+        list.drain(..list.len().saturating_sub(most));
+        list.shrink_to_fit();
+    }
+    status.progress.loss = status.progress.loss.filter(|l| l.is_finite());
+    cut(&mut status.command, COMMAND);
+    last(&mut status.done, DONE);
+    let mut lists = vec![status.world.len(), status.slices.len(), status.base_nodes.len()];
+    for OrderStatus { times, slices, .. } in status.order.iter_mut().chain(&mut status.done) {
+        last(times, TIMES);
+        lists.push(slices.len());
+    }
+    if let Some(length) = lists.into_iter().find(|&l| l > ENTRIES) {
+        return Err(format!("a status with a list of {length} entries; {ENTRIES} are allowed"));
+    }
+    let size = serde_json::to_vec(&status).map_err(|e| e.to_string())?.len();
+    if size > STATUS {
+        return Err(format!("a status of {size} bytes; {STATUS} are allowed"));
+    }
+    Ok(status)
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -48,20 +95,24 @@ impl Launchers {
         peer: &Peer,
         instance: &str,
         alive: &dyn Fn(u32) -> bool,
+        now: Now,
         out: &mut Vec<Effect>,
     ) -> Result<Option<Lost>, String> {
         if instance.is_empty() || instance.len() > NAME || instance.contains(|c: char| !c.is_ascii_graphic()) {
             return Err(format!("an instance must be 1 to {NAME} visible ASCII characters"));
         }
         let key = (peer.job, peer.uid);
-        let mut lost = None;
+        let (mut lost, mut pace) = (None, Bucket::new(STATUS_RATE.0, STATUS_RATE.1, now));
         if let Some(old) = self.0.get(&key) {
             if old.conn.is_some() && old.pid != peer.pid && alive(old.pid) {
                 return Err(format!("job {} has a launcher already: pliant run is process {}", peer.job, old.pid));
             }
             out.extend(old.conn.map(Effect::Close));
-            if old.instance != instance {
-                lost = self.0.remove(&key).map(|l| ((key.0, l.instance), key.1, l.tokens));
+            if old.instance != instance
+                && let Some(old) = self.0.remove(&key)
+            {
+                pace = old.pace; // not a way around it
+                lost = Some(((key.0, old.instance), key.1, old.tokens));
             }
         }
         let launcher = self.0.entry(key).or_insert_with(|| Launcher {
@@ -70,6 +121,8 @@ impl Launchers {
             conn: None,
             gone_at: Now::ZERO,
             status: None,
+            held_back: false,
+            pace,
             tokens: BTreeSet::new(),
             orders: VecDeque::new(),
         });
@@ -90,8 +143,14 @@ impl Launchers {
         self.0.get_mut(&(peer.job, peer.uid)).filter(|l| l.conn == Some(conn))
     }
 
-    /// The whole state of a job. `Err`: not believed, for the log.
-    pub fn status(&mut self, conn: ConnId, peer: &Peer, mut status: JobStatus) -> Result<peer::FromAgent, String> {
+    /// The whole state of a job: what to tell pliantd now. `Err`: not believed, for the log.
+    pub fn status(
+        &mut self,
+        conn: ConnId,
+        peer: &Peer,
+        status: JobStatus,
+        now: Now,
+    ) -> Result<Option<peer::FromAgent>, String> {
         let launcher = self.of(conn, peer).ok_or("no launcher's connection")?;
         if status.base != peer.job {
             return Err(format!("it tells of job {}, but its process belongs to job {}", status.base, peer.job));
@@ -99,9 +158,15 @@ impl Launchers {
         if status.instance != launcher.instance {
             return Err(format!("it tells of instance {:?}, its Hello was {:?}", status.instance, launcher.instance));
         }
-        status.progress.loss = status.progress.loss.filter(|l| l.is_finite());
-        launcher.status = Some(status.clone());
-        Ok(peer::FromAgent::Status { uid: peer.uid, status: Box::new(status) })
+        launcher.status = Some(limited(status)?);
+        launcher.held_back = !launcher.pace.pass(now);
+        Ok(if launcher.held_back { None } else { launcher.told(peer.uid) })
+    }
+
+    /// Once a second: the last of the statuses that were too many.
+    pub fn held_back(&mut self, now: Now) -> Vec<peer::FromAgent> {
+        let due = self.0.iter_mut().filter(|(_, l)| l.conn.is_some() && l.held_back);
+        due.filter_map(|((_, uid), l)| if l.pace.pass(now) { l.told(*uid) } else { None }).collect()
     }
 
     /// The slices that a launcher holds or asks for. `Err`: not believed.
@@ -132,12 +197,16 @@ impl Launchers {
         Ok(())
     }
 
-    /// A connection is closed: what to tell pliantd, if it was a launcher's.
-    pub fn closed(&mut self, conn: ConnId, peer: &Peer, now: Now) -> Option<peer::FromAgent> {
-        let launcher = self.of(conn, peer)?;
+    /// A connection is closed: what to tell pliantd, if it was a launcher's. Its last status is not lost.
+    pub fn closed(&mut self, conn: ConnId, peer: &Peer, now: Now) -> Vec<peer::FromAgent> {
+        let Some(launcher) = self.of(conn, peer) else {
+            return vec![];
+        };
         launcher.conn = None;
         launcher.gone_at = now;
-        Some(peer::FromAgent::Gone { base: peer.job, instance: launcher.instance.clone() })
+        let last = if launcher.held_back { launcher.told(peer.uid) } else { None };
+        let gone = peer::FromAgent::Gone { base: peer.job, instance: launcher.instance.clone() };
+        last.into_iter().chain([gone]).collect()
     }
 
     /// Takes out the launchers that have not come back in time.
@@ -159,10 +228,7 @@ impl Launchers {
     }
 
     /// The last status of each job whose launcher is connected.
-    pub fn statuses(&self) -> impl Iterator<Item = peer::FromAgent> {
-        let connected = self.0.iter().filter(|(_, l)| l.conn.is_some());
-        connected.filter_map(|((_, uid), l)| {
-            Some(peer::FromAgent::Status { uid: *uid, status: Box::new(l.status.clone()?) })
-        })
+    pub fn statuses(&mut self) -> impl Iterator<Item = peer::FromAgent> {
+        self.0.iter_mut().filter(|(_, l)| l.conn.is_some()).filter_map(|((_, uid), l)| l.told(*uid))
     }
 }

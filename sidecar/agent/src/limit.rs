@@ -1,6 +1,7 @@
 //! A token bucket, with time passed in, and the count of what it refused.
 
 use crate::cancels::Now;
+use std::collections::HashMap;
 
 /// Lets `rate` things a second pass, and `burst` at once.
 #[derive(Debug)]
@@ -32,9 +33,45 @@ impl Bucket {
     }
 }
 
+/// Lines a second, and at once, that one uid can make the agent log.
+const LINES: (f64, f64) = (0.1, 10.0);
+/// Uids that are remembered; all of them are of jobs on this node.
+const UIDS: usize = 1024;
+
+/// Which lines may be logged about what a user's processes do: a few of each uid.
+#[derive(Debug, Default)]
+pub struct Lines(HashMap<u32, Bucket>);
+
+impl Lines {
+    /// Whether a line about `uid` may be logged now. The next that may tells first how many were left out.
+    pub fn pass(&mut self, uid: u32, now: Now) -> bool {
+        if self.0.len() >= UIDS && !self.0.contains_key(&uid) {
+            self.0.clear();
+        }
+        let bucket = self.0.entry(uid).or_insert_with(|| Bucket::new(LINES.0, LINES.1, now));
+        if !bucket.pass(now) {
+            return false;
+        }
+        let left_out = std::mem::take(&mut bucket.refused);
+        if left_out > 0 {
+            tracing::warn!(uid, "{left_out} lines about this user's processes were left out");
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_cannot_fill_the_log_nor_the_memory() {
+        let (mut lines, at) = (Lines::default(), Duration::from_secs);
+        assert_eq!((0..100).filter(|_| lines.pass(10, at(0))).count(), 10);
+        assert!(lines.pass(11, at(0)) && !lines.pass(10, at(5)) && lines.pass(10, at(10)));
+        assert_eq!((0..5000).filter(|&uid| lines.pass(uid, at(0))).count(), 4999);
+        assert!(lines.0.len() <= UIDS);
+    }
     use std::time::Duration;
 
     #[test]

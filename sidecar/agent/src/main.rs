@@ -2,7 +2,7 @@
 //! between ranks, supervisors, launchers and pliantd, and cancels slices whose launcher is gone.
 //!
 //! [`core`] and what it uses (`ranks`, `launchers`, `leases`, `cancels`, `orphans`, `proof`, `slurm_text`, `limit`)
-//! are plain functions of events and time. tokio is in `server`, `link`, `slurm`, `shared` and here: one thread.
+//! are plain functions of events and time. tokio is in `server`, `link`, `slurm`, `shared`, `outbox` and here: one thread.
 #![forbid(unsafe_code)]
 
 mod cancels;
@@ -12,6 +12,7 @@ mod leases;
 mod limit;
 mod link;
 mod orphans;
+mod outbox;
 mod proof;
 mod ranks;
 mod server;

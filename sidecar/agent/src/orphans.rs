@@ -16,7 +16,11 @@ pub const RETURN: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_secs(10);
 /// How long after the first look-up that worked the last one is made.
 const LAST: Duration = Duration::from_secs(60);
-/// The most launchers that are remembered; the oldest is forgotten (pliantd's own sweep remains).
+/// Time between two look-ups of any slices: each is a call of slurmctld, made by root.
+const PACE: Duration = Duration::from_secs(1);
+/// The most launchers of one base and uid that are remembered; the oldest is forgotten (pliantd's sweep remains).
+const PER_BASE: usize = 8;
+/// The most launchers that are remembered in all.
 const MAX: usize = 1024;
 
 /// One run of a launcher.
@@ -37,6 +41,8 @@ struct Orphan {
 pub struct Orphans {
     all: BTreeMap<Key, Orphan>,
     asked: Option<Key>,
+    /// When the last look-up was asked for.
+    asked_at: Option<Now>,
 }
 
 impl Orphans {
@@ -45,12 +51,31 @@ impl Orphans {
         if tokens.is_empty() {
             return;
         }
-        if self.all.len() >= MAX {
-            let oldest = self.all.iter().min_by_key(|(_, o)| o.added).map(|(k, _)| k.clone());
-            oldest.and_then(|k| self.all.remove(&k));
+        if !self.all.contains_key(&key) {
+            self.make_room(key.0, uid);
         }
         let orphan = Orphan { uid, tokens, added: now, next_at: now, worked_at: None, failures: 0 };
         self.all.insert(key, orphan);
+    }
+
+    /// Forgets the oldest of the same base, or of the same uid: nobody pushes out what others have lost. Only a uid
+    /// that has nothing here yet takes the place of the one that has the most.
+    fn make_room(&mut self, base: JobId, uid: u32) {
+        let of_base = |k: &Key, o: &Orphan| k.0 == base && o.uid == uid;
+        if self.all.iter().filter(|(k, o)| of_base(k, o)).count() >= PER_BASE {
+            self.forget_oldest(of_base);
+        } else if self.all.len() >= MAX {
+            let mut counts = BTreeMap::<u32, usize>::new();
+            self.all.values().for_each(|o| *counts.entry(o.uid).or_default() += 1);
+            let most = counts.iter().max_by_key(|(_, n)| **n).map_or(uid, |(u, _)| *u);
+            let from = if counts.contains_key(&uid) { uid } else { most };
+            self.forget_oldest(|_, o| o.uid == from);
+        }
+    }
+
+    fn forget_oldest(&mut self, among: impl Fn(&Key, &Orphan) -> bool) {
+        let oldest = self.all.iter().filter(|(k, o)| among(k, o)).min_by_key(|(_, o)| o.added).map(|(k, _)| k.clone());
+        oldest.and_then(|k| self.all.remove(&k));
     }
 
     /// The launcher is back after all.
@@ -58,13 +83,14 @@ impl Orphans {
         self.all.remove(key);
     }
 
-    /// The base whose slices have to be looked up now; one look-up at a time.
+    /// The base whose slices have to be looked up now; one look-up at a time, and one a second.
     pub fn next(&mut self, now: Now) -> Option<JobId> {
-        if self.asked.is_some() {
+        if self.asked.is_some() || self.asked_at.is_some_and(|at| now.saturating_sub(at) < PACE) {
             return None;
         }
         let (key, _) = self.all.iter().filter(|(_, o)| o.next_at <= now).min_by_key(|(_, o)| o.next_at)?;
         self.asked = Some(key.clone());
+        self.asked_at = Some(now);
         Some(key.0)
     }
 
@@ -130,6 +156,29 @@ mod tests {
         assert_eq!(ids, [12, 13]);
         assert_eq!(o.next(at(9)), None);
         assert_eq!(o.next(at(10)), Some(JobId(7)), "again: a salloc may submit late");
+    }
+
+    #[test]
+    fn a_user_pushes_out_only_his_own_and_look_ups_are_paced() {
+        let mut o = orphans();
+        let add = |o: &mut Orphans, base: u32, n: u64, uid: u32| {
+            o.add((JobId(base), format!("i{base}-{n}")), uid, ["t".to_owned()].into(), at(1 + n));
+        };
+        (0..2000).for_each(|n| add(&mut o, 8, n, 1000));
+        assert_eq!(o.all.len(), 1 + PER_BASE, "of one base");
+        assert!(o.all.contains_key(&(JobId(8), "i8-1999".into())), "the newest are kept");
+        (100..400).for_each(|base| (0..PER_BASE as u64).for_each(|n| add(&mut o, base, n, 1000)));
+        assert_eq!(o.all.len(), MAX);
+        assert!(o.all.contains_key(&(JobId(7), "ab".into())), "another user's");
+        add(&mut o, 9, 0, 1001);
+        assert_eq!((o.all.len(), o.all.values().filter(|o| o.uid == 1001).count()), (MAX, 1));
+        let ms = Duration::from_millis;
+        let looked = (0..100_000u64).step_by(100).filter(|&n| {
+            let asked = o.next(at(3000) + ms(n)).is_some();
+            o.found(Ok(vec![]), at(3000) + ms(n));
+            asked
+        });
+        assert_eq!(looked.count(), 100, "one a second");
     }
 
     #[test]

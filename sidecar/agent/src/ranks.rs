@@ -10,8 +10,10 @@ use pliant_model::JobId;
 use pliant_protocol::local::{FromAgent, FromClient, ToClient};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The most messages that are kept for one end that is not connected.
-const KEPT: usize = 256;
+/// The most messages that are kept for a supervisor that is not connected.
+const KEPT_UP: usize = 256;
+/// The most messages that are kept for one rank that is not connected.
+const KEPT_DOWN: usize = 16;
 /// The most ranks of one job for which something is kept.
 const KEPT_RANKS: usize = 64;
 
@@ -37,8 +39,8 @@ fn key(peer: &Peer) -> StepKey {
     (peer.job, peer.uid)
 }
 
-fn push<T>(queue: &mut VecDeque<T>, item: T) {
-    if queue.len() >= KEPT {
+fn push<T>(queue: &mut VecDeque<T>, item: T, most: usize) {
+    if queue.len() >= most {
         queue.pop_front();
     }
     queue.push_back(item);
@@ -128,7 +130,7 @@ impl Ranks {
         match &step.supervisor {
             Some((conn, _)) => out.push(Effect::Send(*conn, message)),
             None if numbers_only => {}
-            None => push(&mut step.up, message),
+            None => push(&mut step.up, message, KEPT_UP),
         }
     }
 
@@ -140,7 +142,7 @@ impl Ranks {
         match step.ranks.get(&id) {
             Some((conn, _)) => out.push(Effect::Send(*conn, FromAgent::Client(message))),
             None if step.down.len() >= KEPT_RANKS && !step.down.contains_key(&id) => {}
-            None => push(step.down.entry(id).or_default(), message),
+            None => push(step.down.entry(id).or_default(), message, KEPT_DOWN),
         }
     }
 
@@ -214,9 +216,9 @@ mod tests {
         r.rank(ConnId(4), rank, (2, 5), ALIVE, &mut out).unwrap();
         r.rank_ready(ConnId(4), &rank, (2, 5), &mut out);
         let got = sent(&mut out);
-        assert_eq!(got.len(), KEPT + 1);
+        assert_eq!(got.len(), 16 + 1, "not more, since a user can have it filled");
         let last = FromAgent::Client(ToClient::Commit { boundary: 299 });
-        assert_eq!(got[KEPT - 1], Effect::Send(ConnId(4), last));
+        assert_eq!(got[KEPT_DOWN - 1], Effect::Send(ConnId(4), last));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::core::ConnId;
 use crate::limit::Bucket;
 use crate::proof::{Evidence, Peer, ProofError};
-use crate::shared::{Outgoing, QUEUE, Shared};
+use crate::shared::{Outgoing, Shared};
 use anyhow::{Context as _, bail};
 use pliant_protocol::codec::{self, MAX_FRAME};
 use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent};
@@ -27,8 +27,12 @@ use tokio::time::timeout;
 const FIRST: Duration = Duration::from_secs(5);
 /// For writing one frame to a peer that does not read.
 const WRITE: Duration = Duration::from_secs(10);
-/// The largest frame of a rank, and of anybody before he is known.
+/// The largest frame of all but a launcher, and of anybody before he is known.
 const SMALL_FRAME: usize = 64 << 10;
+/// Frames that may wait for a rank that does not read: more than are kept for one that is not there.
+const RANK_QUEUE: usize = 64;
+/// The same for a supervisor, which hears all its ranks at once, and for a launcher.
+const QUEUE: usize = 1024;
 /// Connections of one uid.
 const PER_UID: usize = 512;
 /// Connections in all; less where the limit of open files is lower.
@@ -204,27 +208,40 @@ async fn peer(shared: Rc<Shared>, ticket: &Ticket, stream: UnixStream, pid: u32,
     let proven = match prove(&shared, ticket, pid, uid).await {
         Ok(proven) => proven,
         Err(e) => {
-            tracing::info!(uid, pid, "refused: {e}");
+            if shared.may_log(uid) {
+                tracing::info!(uid, pid, "refused: {e}");
+            }
             return refuse(&mut to, e.to_string()).await;
         }
     };
-    let max = if matches!(role, Role::Client { .. }) { SMALL_FRAME } else { MAX_FRAME };
+    let (max, length) = limits(&role);
     let conn = shared.next_conn();
-    let (queue, waiting) = mpsc::channel(QUEUE);
+    let (queue, waiting) = mpsc::channel(length);
     let stop = Rc::new(Notify::new());
-    shared.conns.borrow_mut().insert(conn, Outgoing { queue, stop: Rc::clone(&stop) });
+    shared.conns.borrow_mut().insert(conn, Outgoing { queue, stop: Rc::clone(&stop), uid });
     let writer = tokio::task::spawn_local(write(to, waiting, Rc::clone(&stop)));
     let processes = shared.processes.clone();
     shared.with(|core, now| core.hello(conn, proven, (version, role), &|pid| processes.alive(pid), now));
     let result = tokio::select! {
         () = stop.notified() => Ok(()),
-        result = read(&shared, conn, &mut from, max) => result,
+        result = read(&shared, (conn, uid), &mut from, max) => result,
     };
     shared.with(|core, now| core.closed(conn, now));
     shared.conns.borrow_mut().remove(&conn);
     // What was sent, a refusal above all, is still written; `write` has its own time limit.
     let _ = writer.await;
     result
+}
+
+/// The largest frame that is read from a peer, and how many may wait to be written to it. Whoever is in a job may
+/// take any role, so that these times [`PER_UID`] are what one user can make a process of root hold.
+fn limits(role: &Role) -> (usize, usize) {
+    match role {
+        Role::Client { .. } => (SMALL_FRAME, RANK_QUEUE),
+        Role::Supervisor => (SMALL_FRAME, QUEUE),
+        // Only one of each job is let in.
+        Role::Launcher { .. } => (MAX_FRAME, QUEUE),
+    }
 }
 
 async fn refuse(to: &mut OwnedWriteHalf, reason: String) -> anyhow::Result<()> {
@@ -245,7 +262,12 @@ async fn write(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<FromAgent>, sto
     stop.notify_one();
 }
 
-async fn read(shared: &Rc<Shared>, conn: ConnId, from: &mut OwnedReadHalf, max: usize) -> anyhow::Result<()> {
+async fn read(
+    shared: &Rc<Shared>,
+    (conn, uid): (ConnId, u32),
+    from: &mut OwnedReadHalf,
+    max: usize,
+) -> anyhow::Result<()> {
     let mut reports = Bucket::new(20.0, 40.0, shared.now());
     let mut all = Bucket::new(500.0, 1000.0, shared.now());
     let mut bad = 0u64;
@@ -256,16 +278,18 @@ async fn read(shared: &Rc<Shared>, conn: ConnId, from: &mut OwnedReadHalf, max: 
             Err(e) => break Err(e.into()),
         };
         // Too much of anything is slowed down; too many reports are left out, the newest number is soon there again.
-        while !all.pass(shared.now()) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        for _ in 0..cost(frame.len()) {
+            while !all.pass(shared.now()) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
         match codec::decode::<ToAgent>(&frame) {
             Ok(ToAgent::Client(FromClient::Report(_))) if !reports.pass(shared.now()) => {}
             Ok(message) => shared.with(|core, now| core.message(conn, message, now)),
             Err(e) => {
                 bad += 1;
-                if bad == 1 {
-                    tracing::info!(conn = conn.0, "a frame was left out: {e}");
+                if bad == 1 && shared.may_log(uid) {
+                    tracing::info!(conn = conn.0, uid, "a frame was left out: {e}");
                 }
                 if bad > BAD_FRAMES {
                     break Err(e.into());
@@ -273,10 +297,20 @@ async fn read(shared: &Rc<Shared>, conn: ConnId, from: &mut OwnedReadHalf, max: 
             }
         }
     };
-    if reports.refused > 0 || bad > 1 {
-        tracing::info!(conn = conn.0, "left out: {} reports above the rate, {bad} invalid frames", reports.refused);
+    if (reports.refused > 0 || bad > 1) && shared.may_log(uid) {
+        tracing::info!(
+            conn = conn.0,
+            uid,
+            "left out: {} reports above the rate, {bad} invalid frames",
+            reports.refused
+        );
     }
     result
+}
+
+/// What a frame counts for: one for each 16 KiB that it begins.
+fn cost(length: usize) -> usize {
+    length.div_ceil(16 << 10)
 }
 
 /// The payload of one frame; `None` at a clean end. Memory is taken as bytes come, not as they are announced.
@@ -343,6 +377,14 @@ mod tests {
         assert!(admission.enter(1002, 600).is_some());
         drop(held);
         assert!(admission.by_uid.borrow().is_empty());
+    }
+
+    #[test]
+    fn only_a_launcher_may_send_large_frames() {
+        assert_eq!(limits(&Role::Launcher { instance: "ab".into() }).0, MAX_FRAME);
+        assert_eq!(limits(&Role::Supervisor).0, 64 << 10);
+        assert_eq!(limits(&Role::Client { rank: 0, generation: 1 }), (64 << 10, 64));
+        assert_eq!((cost(1), cost(16 << 10), cost(MAX_FRAME)), (1, 1, 64));
     }
 
     #[test]

@@ -2,21 +2,17 @@
 
 use crate::cancels::Now;
 use crate::core::{ConnId, Core, Effect};
+use crate::limit::Lines;
+use crate::outbox::Outbox;
 use crate::proof::Processes;
 use crate::slurm::Slurm;
-use pliant_model::{JobId, NodeName};
+use pliant_model::NodeName;
 use pliant_protocol::local::FromAgent;
-use pliant_protocol::peer;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 use tokio::sync::{Notify, mpsc};
-
-/// Frames that may wait for a peer that does not read; then it is disconnected.
-pub const QUEUE: usize = 1024;
-/// Messages that may wait for pliantd, states of jobs not counted (there is one of each at most).
-const OUTBOX: usize = 4096;
 
 /// A connection as the rest sees it.
 #[derive(Debug)]
@@ -25,46 +21,8 @@ pub struct Outgoing {
     pub queue: mpsc::Sender<FromAgent>,
     /// Ends the reading side.
     pub stop: Rc<Notify>,
-}
-
-/// What waits to be sent to pliantd. Of the states of a job only the last is kept.
-#[derive(Debug, Default)]
-pub struct Outbox {
-    events: RefCell<VecDeque<peer::FromAgent>>,
-    states: RefCell<BTreeMap<JobId, peer::FromAgent>>,
-    /// Something is there.
-    pub filled: Notify,
-}
-
-impl Outbox {
-    /// Adds a message.
-    pub fn push(&self, message: peer::FromAgent) {
-        if let peer::FromAgent::Status { status, .. } = &message {
-            self.states.borrow_mut().insert(status.base, message);
-        } else {
-            if let peer::FromAgent::Gone { base, .. } = &message {
-                self.states.borrow_mut().remove(base);
-            }
-            let mut events = self.events.borrow_mut();
-            if events.len() >= OUTBOX {
-                events.pop_front();
-            }
-            events.push_back(message);
-        }
-        self.filled.notify_one();
-    }
-
-    /// Takes the next message.
-    pub fn pop(&self) -> Option<peer::FromAgent> {
-        let event = self.events.borrow_mut().pop_front();
-        event.or_else(|| self.states.borrow_mut().pop_first().map(|(_, m)| m))
-    }
-
-    /// Forgets everything: the session is over.
-    pub fn clear(&self) {
-        self.events.borrow_mut().clear();
-        self.states.borrow_mut().clear();
-    }
+    /// Of the peer.
+    pub uid: u32,
 }
 
 /// See the module.
@@ -80,6 +38,7 @@ pub struct Shared {
     pub slurm: Slurm,
     /// /proc.
     pub processes: Processes,
+    lines: RefCell<Lines>,
     start: Instant,
     next: Cell<u64>,
 }
@@ -93,6 +52,7 @@ impl Shared {
             conns: RefCell::default(),
             outbox: Outbox::default(),
             slurm,
+            lines: RefCell::default(),
             start: Instant::now(),
             next: Cell::new(0),
         })
@@ -101,6 +61,11 @@ impl Shared {
     /// Time since the start; never jumps, and stands still while the machine sleeps.
     pub fn now(&self) -> Now {
         self.start.elapsed()
+    }
+
+    /// Whether a line about a process of `uid` may be logged.
+    pub fn may_log(&self, uid: u32) -> bool {
+        self.lines.borrow_mut().pass(uid, self.now())
     }
 
     /// A number for a new connection.
@@ -123,7 +88,9 @@ impl Shared {
                 let mut conns = self.conns.borrow_mut();
                 let full = conns.get(&conn).is_some_and(|o| o.queue.try_send(message).is_err());
                 if full && let Some(outgoing) = conns.remove(&conn) {
-                    tracing::warn!(conn = conn.0, "a peer that does not read is disconnected");
+                    if self.may_log(outgoing.uid) {
+                        tracing::warn!(conn = conn.0, uid = outgoing.uid, "a peer that does not read is disconnected");
+                    }
                     outgoing.stop.notify_one();
                 }
             }
@@ -162,25 +129,5 @@ impl Shared {
             }
             Effect::Send(..) | Effect::Close(_) | Effect::Daemon(_) => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_that_is_gone_has_no_state_left_in_the_outbox() {
-        let status =
-            |base: u32| peer::FromAgent::Status { uid: 1, status: Box::new(crate::core::tests::status(base, "ab")) };
-        let outbox = Outbox::default();
-        outbox.push(status(7));
-        outbox.push(status(7));
-        outbox.push(status(8));
-        let gone = peer::FromAgent::Gone { base: JobId(7), instance: "ab".into() };
-        outbox.push(gone.clone());
-        assert_eq!(outbox.pop(), Some(gone));
-        assert_eq!(outbox.pop(), Some(status(8)));
-        assert_eq!(outbox.pop(), None);
     }
 }

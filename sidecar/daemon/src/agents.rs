@@ -89,8 +89,12 @@ async fn serve(
 ) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let (session, mut decoder) = {
-        let _turn = handshakes.acquire().await?;
-        timeout(HANDSHAKE, accept(&mut stream, munge, me)).await.context("handshake took too long")??
+        // One limit for the wait and the handshake: an idle connection holds no place for long.
+        let accepted = timeout(HANDSHAKE, async {
+            let _turn = handshakes.acquire().await?;
+            accept(&mut stream, munge, me).await
+        });
+        accepted.await.context("handshake took too long")??
     };
     let peer = NodeName(session.peer().to_owned());
     let (mut sealer, mut opener) = session.split();

@@ -2,10 +2,9 @@
 //! "not there" are one answer.
 
 use crate::core::{Core, Now};
-use crate::{users, view};
+use crate::view;
 use pliant_model::{JobId, NodeName, gres};
 use pliant_protocol::admin::{Explanation, Finding, JobView, Level, Reply, Request, Status};
-use std::collections::BTreeMap;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +47,6 @@ fn sees(asker: Asker, uid: u32) -> bool {
 }
 
 fn status(core: &Core, process: Process, now: Now) -> Status {
-    let (none, never) = (BTreeMap::new(), BTreeMap::new());
     let gpus = |n: &pliant_protocol::bridge::NodeRecord| n.gres.as_deref().map_or(0, gres::gpu_total);
     let used = |n: &pliant_protocol::bridge::NodeRecord| n.gres_used.as_deref().map_or(0, gres::gpu_total);
     let up = |n: &&pliant_protocol::bridge::NodeRecord| matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED");
@@ -64,9 +62,9 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
         nodes: count(with_gpus),
         gpus: core.view.nodes.iter().map(gpus).sum(),
         gpus_idle: core.view.nodes.iter().filter(up).map(|n| gpus(n).saturating_sub(used(n))).sum(),
-        gpus_lent: core.jobs.values().flat_map(|j| &j.status.slices).map(|s| s.gpus).sum(),
+        gpus_lent: core.jobs.values().flat_map(|j| &j.status.slices).map(|s| s.gpus).fold(0, u32::saturating_add),
         jobs: count(core.jobs.len()),
-        pending: count(core.view.jobs.values().filter(|j| view::pending(j, &none, &never).is_some()).count()),
+        pending: count(core.view.jobs.values().filter(|j| view::waits(j)).count()),
         resizes: count(core.resizes.len()),
     }
 }
@@ -74,7 +72,7 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
 fn job_view(core: &Core, base: JobId) -> Option<JobView> {
     let job = core.jobs.get(&base)?;
     Some(JobView {
-        user: users::name(job.uid).unwrap_or_else(|| job.uid.to_string()),
+        user: core.view.jobs.get(&base).and_then(|r| r.user_name.clone()).unwrap_or_else(|| job.uid.to_string()),
         status: job.status.clone(),
         connected: job.connected,
         now: core.notes.get(&base).cloned(),
@@ -86,18 +84,17 @@ fn explain(core: &Core, asker: Asker, asked: JobId) -> Reply {
     // A slice is explained by its base.
     let base = record.and_then(view::mark).map_or(asked, |m| m.base);
     let owner = core.jobs.get(&base).map(|j| j.uid).or_else(|| core.view.jobs.get(&base).map(|r| r.user_id));
+    // Somebody else's job is not looked up at all; where Slurm has forgotten whose it was, only the privileged are told.
+    if !owner.map_or(asker.privileged, |uid| sees(asker, uid)) {
+        return Reply::NotFound;
+    }
     let history = match core.journal.history(base, HISTORY) {
         Ok(history) => history,
         Err(e) => {
             return Reply::Error { text: e.to_string() };
         }
     };
-    let allowed = match owner {
-        Some(uid) => sees(asker, uid),
-        // Slurm has forgotten the job, and with it whose it was.
-        None => asker.privileged && !history.is_empty(),
-    };
-    if !allowed {
+    if owner.is_none() && history.is_empty() {
         return Reply::NotFound;
     }
     let now = core.notes.get(&base).cloned().into_iter().collect();

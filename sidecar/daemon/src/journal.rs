@@ -72,6 +72,36 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// Opens it; a file that is no journal any more (torn, overwritten) is moved aside and a new one begun: history is
+    /// lost, no job is harmed. Gives the journal, and the place of the damaged one.
+    ///
+    /// # Errors
+    /// As [`Journal::open`], for anything but damage.
+    pub fn open_or_begin(path: &Path, now_ms: Millis) -> Result<(Journal, Option<std::path::PathBuf>)> {
+        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        let damaged = |e: &JournalError| match e {
+            JournalError::Sqlite(e) => matches!(e.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase)),
+            JournalError::Json(_) => true,
+            JournalError::Later { .. } => false,
+        };
+        let opened = Journal::open(path).and_then(|j| j.open_resizes().map(|_| j));
+        match opened {
+            Ok(journal) => Ok((journal, None)),
+            Err(e) if damaged(&e) => {
+                let aside = path.with_extension(format!("broken-{now_ms}"));
+                let moved = std::fs::rename(path, &aside);
+                for tail in ["-wal", "-shm"] {
+                    let mut name = path.as_os_str().to_owned();
+                    name.push(tail);
+                    let _ = std::fs::remove_file(name);
+                }
+                moved.map_err(|_| e)?;
+                Ok((Journal::open(path)?, Some(aside)))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
     /// Opens or creates it.
     ///
     /// # Errors
@@ -310,6 +340,25 @@ mod tests {
         let history = j.history(JobId(7), 2).unwrap();
         assert_eq!(history.iter().map(|e| e.state).collect::<Vec<_>>(), [Some(State::Granted), Some(State::Settled)]);
         assert!(j.knows(&OrderId("a".into())).unwrap() && !j.knows(&OrderId("c".into())).unwrap());
+    }
+
+    #[test]
+    fn a_damaged_journal_is_moved_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.sqlite");
+        let mut j = Journal::open(&path).unwrap();
+        for n in 0..200 {
+            j.record(&resize(&format!("{n}"), State::Settled), n, &Reason::NotReady).unwrap();
+        }
+        drop(j);
+        let whole = std::fs::read(&path).unwrap();
+        let zeroed: Vec<u8> = whole.iter().enumerate().map(|(i, b)| if i < 4096 { 0 } else { *b }).collect();
+        for damage in [zeroed, b"not a database, but long enough to look at it twice".repeat(100), vec![]] {
+            std::fs::write(&path, damage).unwrap();
+            let (mut j, _aside) = Journal::open_or_begin(&path, 7).unwrap();
+            j.record(&resize("new", State::Proposed), 5, &Reason::NotReady).unwrap();
+        }
+        assert!(path.with_extension("broken-7").exists());
     }
 
     #[test]

@@ -8,12 +8,9 @@ mod admin;
 mod agents;
 mod answers;
 mod core;
-#[cfg(test)]
-mod core_tests;
 mod journal;
 mod resizes;
 mod slurm;
-mod users;
 mod view;
 
 use crate::core::{Agent, Core, Effect, Now, Settings};
@@ -105,8 +102,16 @@ fn lock(config: &Config) -> anyhow::Result<File> {
 
 async fn run(config: Config) -> anyhow::Result<()> {
     let _lock = lock(&config)?;
-    let journal = journal::Journal::open(&config.daemon.state_dir.join("journal.sqlite"))?;
-    let settings = Settings { patience: config.daemon.patience, stale_after: config.daemon.stale_after };
+    let path = config.daemon.state_dir.join("journal.sqlite");
+    let (journal, damaged) = journal::Journal::open_or_begin(&path, now().wall_ms)?;
+    if let Some(aside) = damaged {
+        tracing::error!("the journal was damaged: moved to {}, history is lost, no job is harmed", aside.display());
+    }
+    let settings = Settings {
+        patience: config.daemon.patience,
+        stale_after: config.daemon.stale_after,
+        grace_max: config.elastic.grace_max,
+    };
     let core = Core::new(settings, journal, random_id)?;
     let admin = admin::bind(&config.daemon.socket)?;
     let listener = tokio::net::TcpListener::bind(&config.daemon.listen)
@@ -175,6 +180,12 @@ impl Reactor {
     async fn run(mut self, mut mailbox: mpsc::Receiver<Input>) {
         while let Some(input) = mailbox.recv().await {
             self.take(input);
+            // A burst of input costs one decision.
+            for _ in 0..256 {
+                let Ok(input) = mailbox.try_recv() else { break };
+                self.take(input);
+            }
+            self.core.settle(now());
             for effect in self.core.take_effects() {
                 self.act(effect);
             }
@@ -191,7 +202,10 @@ impl Reactor {
             }
             Input::CancelDone { .. } => self.soon.notify_one(),
             Input::Agent { connection, node, agent, orders } => {
-                self.connections.retain(|_, (n, _)| *n != node);
+                if self.connections.values().any(|(n, _)| *n == node) {
+                    self.connections.retain(|_, (n, _)| *n != node);
+                    self.core.on_agent_gone(&node, now);
+                }
                 self.connections.insert(connection, (node.clone(), orders));
                 self.core.on_agent(node, agent);
             }

@@ -48,13 +48,16 @@ pub struct Port {
     pub interval: Seconds,
 }
 
+/// Names of partitions by node, and PriorityTier by partition.
+type Partitions = (BTreeMap<NodeName, Vec<String>>, BTreeMap<String, u16>);
+
 struct Bridge {
     // Dropping it kills the child.
     _child: Child,
     to: ChildStdin,
     from: ChildStdout,
     next: u64,
-    partitions: Option<(Instant, BTreeMap<NodeName, Vec<String>>)>,
+    partitions: Option<(Instant, Partitions)>,
 }
 
 impl Bridge {
@@ -90,29 +93,33 @@ impl Bridge {
     }
 
     /// Partitions hardly ever change: asked for once a minute.
-    async fn partitions(&mut self) -> anyhow::Result<BTreeMap<NodeName, Vec<String>>> {
+    async fn partitions(&mut self) -> anyhow::Result<Partitions> {
         if let Some((_, known)) = self.partitions.as_ref().filter(|(at, _)| at.elapsed() < PARTITIONS_EVERY) {
             return Ok(known.clone());
         }
         let found = match self.ask(Ask::Partitions).await? {
-            Answer::Partitions { partitions, .. } => by_node(&partitions),
+            Answer::Partitions { partitions, .. } => {
+                let tiers = partitions.iter().map(|p| (p.name.clone(), p.priority_tier)).collect();
+                (by_node(&partitions), tiers)
+            }
             other => bail!("partitions: {}", refusal(&other)),
         };
         self.partitions = Some((Instant::now(), found.clone()));
         Ok(found)
     }
 
+    /// Nodes first, then jobs: what starts in between is then counted twice rather than not at all.
     async fn look(&mut self) -> anyhow::Result<SlurmView> {
-        let jobs = match self.ask(Ask::Jobs).await? {
-            Answer::Jobs { jobs, .. } => jobs,
-            other => bail!("jobs: {}", refusal(&other)),
-        };
         let nodes = match self.ask(Ask::Nodes).await? {
             Answer::Nodes { nodes, .. } => nodes,
             other => bail!("nodes: {}", refusal(&other)),
         };
-        let partitions = self.partitions().await?;
-        Ok(SlurmView { partitions, jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(), nodes })
+        let jobs = match self.ask(Ask::Jobs).await? {
+            Answer::Jobs { jobs, .. } => jobs,
+            other => bail!("jobs: {}", refusal(&other)),
+        };
+        let (partitions, tiers) = self.partitions().await?;
+        Ok(SlurmView { partitions, tiers, jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(), nodes })
     }
 }
 
@@ -198,17 +205,19 @@ async fn end(port: &Port, bridge: &mut Option<Bridge>, cancel: &Cancel) -> anyho
 /// Whether the account that we run as is an operator or administrator in Slurm; `None`: sacctmgr does not tell
 /// (no slurmdbd).
 pub async fn operator(conf: &std::path::Path) -> Option<bool> {
-    let name = rustix::process::geteuid().as_raw();
-    let user = crate::users::name(name)?;
-    let mut command = Command::new("sacctmgr");
-    command.args(["-nP", "show", "user", &user, "format=adminlevel"]).kill_on_drop(true).stdin(Stdio::null());
+    let user = printed("id", &["-un"], conf).await?;
+    let level =
+        printed("sacctmgr", &["-nP", "show", "user", user.trim(), "format=adminlevel"], conf).await?.to_lowercase();
+    Some(level.trim().starts_with("oper") || level.trim().starts_with("admin"))
+}
+
+/// What a command prints; `None` where it fails or takes more than 10 s.
+async fn printed(program: &str, args: &[&str], conf: &std::path::Path) -> Option<String> {
+    let mut command = Command::new(program);
+    command.args(args).kill_on_drop(true).stdin(Stdio::null());
     if !conf.as_os_str().is_empty() {
         command.env("SLURM_CONF", conf);
     }
     let output = timeout(Duration::from_secs(10), command.output()).await.ok()?.ok()?;
-    if !output.status.success() {
-        return None;
-    }
-    let level = String::from_utf8_lossy(&output.stdout).trim().to_lowercase();
-    Some(level.starts_with("oper") || level.starts_with("admin"))
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -19,6 +19,8 @@ pub struct SlurmView {
     pub nodes: Vec<NodeRecord>,
     /// Partitions that start jobs, by node: a node's own record does not tell in every release.
     pub partitions: BTreeMap<NodeName, Vec<String>>,
+    /// PriorityTier by partition.
+    pub tiers: BTreeMap<String, u16>,
 }
 
 /// The partitions in state UP, by node. One that cannot be read is left out: nothing is lent there.
@@ -58,11 +60,24 @@ pub fn mark(job: &JobRecord) -> Option<SliceMark> {
     (job.name.as_deref() == Some(&pliant_protocol::job::slice_name(mark.base))).then_some(mark)
 }
 
+/// A registered job.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered<'a> {
+    /// As its launcher told it.
+    pub status: &'a JobStatus,
+    /// No growth before that time.
+    pub retry_at: Option<Seconds>,
+    /// Whether the resize that its launcher says is under way counts: not for ever.
+    pub busy: bool,
+    /// Nodes to leave out, until when.
+    pub avoid: &'a BTreeMap<NodeName, Seconds>,
+}
+
 /// What the daemon knows besides Slurm's answer.
 #[derive(Debug)]
 pub struct Known<'a> {
-    /// Status of each registered job whose owner Slurm confirms, and no growth before that time.
-    pub jobs: Vec<(&'a JobStatus, Option<Seconds>)>,
+    /// The registered jobs whose owner Slurm confirms.
+    pub jobs: Vec<Registered<'a>>,
     /// Resizes under way.
     pub resizes: &'a Resizes,
     /// Nodes with a connected agent.
@@ -71,18 +86,24 @@ pub struct Known<'a> {
     pub fitting: &'a BTreeMap<JobId, Seconds>,
     /// How often slices were taken back for a pending job, and when last.
     pub served: &'a BTreeMap<JobId, (u32, Seconds)>,
+    /// The time of the decision.
+    pub now: Seconds,
     /// Added to Unix seconds to get the monotonic seconds that decisions count in.
     pub wall_to_mono: i64,
 }
 
 /// Builds the cluster of one decision. `as_of` is in monotonic seconds.
 pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
+    let used = used_by_jobs(view);
     let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, view, known.agents)).collect();
+    for n in &mut nodes {
+        // The nodes were asked for first: a job that has started since is in the jobs only.
+        n.gpus_free = n.gpus_free.min(n.gpus.saturating_sub(used.get(&n.name).copied().unwrap_or(0)));
+    }
     book_unseen(&mut nodes, view, known);
-    let mut pending: Vec<PendingJob> =
-        view.jobs.values().filter_map(|j| pending(j, known.fitting, known.served)).collect();
-    pending.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.job));
-    let groups = known.jobs.iter().map(|(status, retry_at)| group(status, *retry_at, view, known)).collect();
+    let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, view, known)).collect();
+    pending.sort_by_key(|p| (std::cmp::Reverse((p.tier, p.priority)), p.job));
+    let groups = known.jobs.iter().map(|j| group(j, view, known)).collect();
     Cluster { as_of, nodes, pending, groups }
 }
 
@@ -96,6 +117,7 @@ fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
                 | "NOT_RESPONDING"
                 | "NO_RESPOND"
                 | "MAINT"
+                | "MAINTENANCE"
                 | "REBOOT"
                 | "REBOOT_REQUESTED"
                 | "REBOOT_ISSUED"
@@ -143,7 +165,7 @@ fn book_unseen(nodes: &mut [Node], view: &SlurmView, known: &Known<'_>) {
             n.empty = false;
         }
     };
-    for (status, _) in &known.jobs {
+    for Registered { status, .. } in &known.jobs {
         for s in status.slices.iter().filter(|s| view.active(s.job).is_none()) {
             book(&s.node, s.gpus, s.cpus);
         }
@@ -160,7 +182,8 @@ fn book_unseen(nodes: &mut [Node], view: &SlurmView, known: &Known<'_>) {
     }
 }
 
-fn group(status: &JobStatus, retry_at: Option<Seconds>, view: &SlurmView, known: &Known<'_>) -> Group {
+fn group(job: &Registered<'_>, view: &SlurmView, known: &Known<'_>) -> Group {
+    let status = job.status;
     let resize = known.resizes.of(status.base);
     let leaving = |job: JobId| resize.is_some_and(|r| r.kind == Kind::Shrink && r.slices.contains(&job));
     let mut slices: Vec<Slice> = status
@@ -197,8 +220,11 @@ fn group(status: &JobStatus, retry_at: Option<Seconds>, view: &SlurmView, known:
         locality: status.locality,
         slices,
         ready: status.ready,
-        in_flight: resize.map(|r| r.id.clone()).or_else(|| status.order.as_ref().map(|o| o.id.clone())),
-        retry_at,
+        in_flight: resize
+            .map(|r| r.id.clone())
+            .or_else(|| status.order.as_ref().filter(|_| job.busy).map(|o| o.id.clone())),
+        retry_at: job.retry_at,
+        avoid: job.avoid.iter().filter(|(_, until)| **until > known.now).map(|(n, _)| n.clone()).collect(),
         ends_at: status.ends_at.and_then(mono),
     }
 }
@@ -217,25 +243,46 @@ fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
     })
 }
 
-/// A pending job that waits for resources and is no slice; `None` for all others: they take nothing.
-pub fn pending(
-    job: &JobRecord,
-    fitting: &BTreeMap<JobId, Seconds>,
-    served: &BTreeMap<JobId, (u32, Seconds)>,
-) -> Option<PendingJob> {
+/// GPUs that running jobs hold, by node.
+fn used_by_jobs(view: &SlurmView) -> BTreeMap<NodeName, GpuCount> {
+    let mut used: BTreeMap<NodeName, GpuCount> = BTreeMap::new();
+    for job in view.jobs.values().filter(|j| holds(j) && !j.gres_detail.is_empty()) {
+        let nodes = job.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();
+        for (node, detail) in nodes.into_iter().zip(&job.gres_detail) {
+            let sum = used.entry(node).or_default();
+            *sum = sum.saturating_add(gres::gpu_total(detail));
+        }
+    }
+    used
+}
+
+/// Whether a job asks for GPUs.
+pub fn wants_gpus(job: &JobRecord) -> bool {
+    demand(job).total_gpus() > 0
+}
+
+/// Whether a job waits for resources and is no slice; all others take nothing.
+pub fn waits(job: &JobRecord) -> bool {
     let waits = matches!(job.reason.as_deref(), Some("Resources" | "Priority"));
     let held = job.priority == Some(0);
-    if job.state != "PENDING" || !waits || held || job.het_job_id.is_some() || mark(job).is_some() {
+    job.state == "PENDING" && waits && !held && job.het_job_id.is_none() && mark(job).is_none()
+}
+
+fn pending(job: &JobRecord, view: &SlurmView, known: &Known<'_>) -> Option<PendingJob> {
+    if !waits(job) {
         return None;
     }
     let id = JobId(job.job_id);
+    let partitions: Vec<String> = job.partition.as_deref()?.split(',').map(str::to_owned).collect();
+    let tier = partitions.iter().filter_map(|p| view.tiers.get(p)).copied().max().unwrap_or(0);
     Some(PendingJob {
         job: id,
-        partitions: job.partition.as_deref()?.split(',').map(str::to_owned).collect(),
+        partitions,
+        tier,
         priority: job.priority.unwrap_or(0),
         demand: demand(job),
-        fits_since: fitting.get(&id).copied(),
-        served: served.get(&id).map_or(0, |(times, _)| *times),
+        fits_since: known.fitting.get(&id).copied(),
+        served: known.served.get(&id).map_or(0, |(times, _)| *times),
     })
 }
 
@@ -300,21 +347,29 @@ mod tests {
 
     #[test]
     fn only_jobs_that_wait_for_resources_take_anything() {
-        let (none, never) = (BTreeMap::new(), BTreeMap::new());
-        assert!(pending(&job(1, "PENDING"), &none, &never).is_some());
-        assert!(pending(&job(1, "RUNNING"), &none, &never).is_none());
+        assert!(waits(&job(1, "PENDING")));
+        assert!(!waits(&job(1, "RUNNING")));
         for reason in ["Dependency", "JobHeldUser", "QOSMaxGRESPerUser", "AssocGrpGRES", "BeginTime", "None"] {
-            let j = JobRecord { reason: Some(reason.into()), ..job(1, "PENDING") };
-            assert!(pending(&j, &none, &never).is_none(), "{reason}");
+            assert!(!waits(&JobRecord { reason: Some(reason.into()), ..job(1, "PENDING") }), "{reason}");
         }
         let slice = JobRecord {
             comment: Some("pliant base=7 instance=a token=b".into()),
             name: Some("pliant-7".into()),
             ..job(1, "PENDING")
         };
-        assert!(pending(&slice, &none, &never).is_none(), "a pending slice is no demand");
-        let fake = JobRecord { name: Some("mine".into()), ..slice };
-        assert!(pending(&fake, &none, &never).is_some(), "a comment alone makes no slice");
+        assert!(!waits(&slice), "a pending slice is no demand");
+        assert!(waits(&JobRecord { name: Some("mine".into()), ..slice }), "a comment alone makes no slice");
+    }
+
+    #[test]
+    fn a_job_that_started_between_two_answers_is_counted() {
+        let running = JobRecord {
+            nodes: Some("n[0-1]".into()),
+            gres_detail: vec!["gpu:4(IDX:0-3)".into(), "gpu:a100:2(IDX:0,2)".into()],
+            ..job(1, "RUNNING")
+        };
+        let view = SlurmView { jobs: [(JobId(1), running)].into(), ..SlurmView::default() };
+        assert_eq!(used_by_jobs(&view), [("n0".into(), 4), ("n1".into(), 2)].into());
     }
 
     #[test]

@@ -1,13 +1,29 @@
 //! Which variables go where. Pure.
 
+use pliant_model::JobId;
 use pliant_protocol::options;
 use pliant_protocol::step::{Setup, Spawn};
 
 /// A variable.
 pub type Var = (String, String);
 
-/// What a new submission must not inherit from the base: its geometry, its options and ours.
-const OF_THE_BASE: [&str; 7] = ["SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "PLIANT_", "SPANK_", "_SLURM_"];
+/// What Slurm's commands must not inherit: the base's geometry and options, ours, and the user's own habits for them. A
+/// filter or a question (`SQUEUE_PARTITION`, `SCANCEL_INTERACTIVE`) would make them lie or hang.
+const OF_THE_BASE: [&str; 13] = [
+    "SLURM_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "PLIANT_",
+    "SPANK_",
+    "_SLURM_",
+    "SQUEUE_",
+    "SCANCEL_",
+    "SINFO_",
+    "SCONTROL_",
+    "SACCT_",
+    "SACCTMGR_",
+];
 /// Says where Slurm's and Pliant's configuration are: of no job, and needed by the commands.
 const KEPT: [&str; 2] = ["SLURM_CONF", "PLIANT_CONFIG"];
 /// GPU masks that Slurm sets for a step.
@@ -132,10 +148,18 @@ pub fn request(get: impl Fn(&str) -> Option<String>) -> Option<options::Request>
     options::Request::from_job_env(get)
 }
 
+/// Why a component of a heterogeneous job cannot be run; Slurm tells by its environment.
+pub fn heterogeneous(job: JobId, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let parts = get("SLURM_HET_SIZE")?;
+    Some(format!(
+        "nothing started: job {job} is a component of a heterogeneous job (SLURM_HET_SIZE={parts}), whose components \
+         Slurm starts and ends as one, het group by het group; submit a plain job"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pliant_model::JobId;
 
     fn vars(names: &[&str]) -> Vec<Var> {
         names.iter().map(|n| ((*n).to_owned(), "x".to_owned())).collect()
@@ -156,6 +180,10 @@ mod tests {
             "SRUN_CPUS_PER_TASK",
             "SLURM_SPANK_X",
             "_SLURM_SPANK_OPTION_pliant_elastic",
+            "SCANCEL_INTERACTIVE",
+            "SQUEUE_PARTITION",
+            "SINFO_FORMAT",
+            "SCONTROL_ALL",
             "SPANK_Y",
             "PLIANT_ELASTIC",
             "PLIANT_JOB_ELASTIC",
@@ -199,6 +227,13 @@ mod tests {
     fn no_dev_files_means_no_gpu() {
         assert!(gpus(Some("NoDevFiles")).is_empty() && gpus(None).is_empty() && gpus(Some("")).is_empty());
         assert_eq!(gpus(Some("0,3")), ["0", "3"]);
+    }
+
+    #[test]
+    fn a_het_job_is_known_by_its_environment() {
+        assert_eq!(heterogeneous(JobId(7), |_| None), None);
+        let why = heterogeneous(JobId(7), |n| (n == "SLURM_HET_SIZE").then(|| "2".into())).unwrap();
+        assert!(why.contains("job 7 is a component of a heterogeneous job (SLURM_HET_SIZE=2)"), "{why}");
     }
 
     fn setup() -> Setup {

@@ -33,6 +33,12 @@ struct Refusal(u8, String);
 
 /// Between two looks at the clock.
 const TICK: Duration = Duration::from_millis(100);
+/// A first look at the job that fails is begun anew for so long; one look may take 20 s more.
+const LOOK: Duration = Duration::from_secs(70);
+/// Between two of them.
+const PAUSE: Duration = Duration::from_secs(2);
+/// A look at the slices that fails is repeated for so long.
+const CHECK: Duration = Duration::from_secs(20);
 
 /// Runs a command as the ranks of the job, and ends with the code that `pliant_protocol::exit` describes.
 pub fn run(options: RunOptions) -> u8 {
@@ -76,6 +82,26 @@ struct Looked {
 
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Asks until Slurm answers, or `until`: a controller that is being restarted ends no job at its start.
+fn patiently<T>(
+    until: Instant,
+    pause: Duration,
+    mut ask: impl FnMut() -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    let mut said = false;
+    loop {
+        match ask() {
+            Err(Refusal(exit::SLURM, why)) if Instant::now() + pause < until && !why.contains("Invalid job id") => {
+                if !std::mem::replace(&mut said, true) {
+                    say(&format!("{why}; trying again for a while"));
+                }
+                std::thread::sleep(pause);
+            }
+            other => return other,
+        }
+    }
 }
 
 fn look(job: JobId) -> Result<Looked, Refusal> {
@@ -135,7 +161,10 @@ fn begin(options: RunOptions) -> Result<Launcher, Refusal> {
         say(&format!("{e}; going on with the defaults"));
         Config::default()
     });
-    let looked = look(job)?;
+    if let Some(why) = environment::heterogeneous(job, env) {
+        return Err(Refusal(exit::UNFIT, why));
+    }
+    let looked = patiently(zero + LOOK, PAUSE, || look(job))?;
     let instance = slurm::random_word().map_err(|e| Refusal(exit::FAILURE, format!("/dev/urandom: {e}")))?;
     let command = torchrun::look(&options.command);
     if !command.stripped.is_empty() {
@@ -289,7 +318,11 @@ impl Launcher {
                 let done = slurm::release(slice, Duration::from_secs(30 * 86_400));
                 if done { vec![Event::Released { slice }] } else { vec![] }
             }),
-            Effect::Check(slices) => self.check(slices),
+            Effect::Check { number, slices } => self.check(number, slices),
+            Effect::AskBase => {
+                let base = self.base;
+                self.aside(move || vec![Event::BaseGoesOn(slurm::goes_on(base))]);
+            }
             Effect::AskPreemption(slice) => {
                 let kill_wait = self.kill_wait;
                 self.aside(move || vec![Event::Preempted { slice, grace: slurm::preemption(slice, kill_wait) }]);
@@ -314,12 +347,12 @@ impl Launcher {
         std::thread::spawn(move || work().into_iter().all(|event| tell.send(event).is_ok()));
     }
 
-    fn check(&self, slices: Vec<JobId>) {
+    fn check(&self, number: u64, slices: Vec<JobId>) {
         let (base, zero) = (self.base, self.zero);
         let mut jobs = slices;
         jobs.push(base);
         self.aside(move || {
-            let Ok(found) = slurm::states(&jobs) else { return vec![] };
+            let Some(found) = slurm::states_within(&jobs, CHECK) else { return vec![] };
             let now = u64::try_from(zero.elapsed().as_millis()).unwrap_or(u64::MAX);
             let told = |(job, state, left): (JobId, String, String)| {
                 if job == base {
@@ -329,7 +362,29 @@ impl Launcher {
                 let gone = slurm::is_over(&state) || state == "COMPLETING";
                 gone.then_some(Event::SliceEnded { slice: job, state })
             };
-            found.into_iter().filter_map(told).collect()
+            found.into_iter().filter_map(told).chain([Event::Checked { number }]).collect()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slurm_that_comes_back_is_waited_for() {
+        let (pause, mut asked) = (Duration::from_millis(1), 0);
+        let mut after = |times: u32, code: u8, text: &str, within: u64| {
+            asked = 0;
+            let answer = patiently(Instant::now() + Duration::from_millis(within), pause, || {
+                asked += 1;
+                if asked > times { Ok(asked) } else { Err(Refusal(code, text.into())) }
+            });
+            answer.map_err(|Refusal(code, _)| (code, asked))
+        };
+        assert_eq!(after(3, exit::SLURM, "no answer", 5_000), Ok(4));
+        assert_eq!(after(3, exit::UNFIT, "unfit", 5_000), Err((exit::UNFIT, 1)));
+        assert_eq!(after(3, exit::SLURM, "Invalid job id specified", 5_000), Err((exit::SLURM, 1)));
+        assert!(matches!(after(u32::MAX, exit::SLURM, "no answer", 50), Err((exit::SLURM, n)) if n > 1));
     }
 }

@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// For a look at Slurm's tables.
 const LOOK: Duration = Duration::from_secs(20);
+/// For a look that somebody waits for with a signal in hand.
+const SHORT: Duration = Duration::from_secs(4);
+/// More than any answer that is read here: what says more is cut off and fails.
+const MOST: u64 = 4 << 20;
 /// Slices stand behind everybody else's jobs.
 const NICE: &str = "--nice=1000000";
 
@@ -105,11 +109,11 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
-fn collect(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+fn collect(from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || {
         let mut all = vec![];
-        let _ = from.read_to_end(&mut all);
+        let _ = from.take(MOST).read_to_end(&mut all);
         let _ = tx.send(String::from_utf8_lossy(&all).into_owned());
     });
     rx
@@ -145,7 +149,7 @@ fn one_line(text: &str) -> String {
 /// # Errors
 /// When Slurm does not answer.
 pub fn show_job(job: JobId) -> Result<String, SlurmError> {
-    ask("scontrol", &["show", "job", "-d", &job.to_string()], LOOK)
+    ask("scontrol", &["-a", "show", "job", "-d", &job.to_string()], LOOK)
 }
 
 /// `scontrol show config`.
@@ -161,7 +165,7 @@ pub fn show_config() -> Result<String, SlurmError> {
 /// # Errors
 /// When Slurm does not answer.
 pub fn show_partition(name: &str) -> Result<String, SlurmError> {
-    ask("scontrol", &["show", "partition", name], LOOK)
+    ask("scontrol", &["-a", "show", "partition", name], LOOK)
 }
 
 /// Slurm's NodeAddr of a node.
@@ -180,7 +184,7 @@ pub fn node_addr(node: &NodeName) -> Result<String, SlurmError> {
 /// # Errors
 /// When Slurm does not answer.
 pub fn partition_gpus(name: &str, taken: u32) -> Result<(u32, Option<u32>), SlurmError> {
-    let answer = ask("sinfo", &["-h", "-N", "-p", name, "-o", "%N|%G|%c"], LOOK)?;
+    let answer = ask("sinfo", &["-h", "-a", "-N", "-p", name, "-o", "%N|%G|%c"], LOOK)?;
     let mut seen = std::collections::BTreeSet::new();
     let (mut all, mut share) = (0u32, None::<u32>);
     for line in answer.lines() {
@@ -203,12 +207,30 @@ pub fn partition_gpus(name: &str, taken: u32) -> Result<(u32, Option<u32>), Slur
 /// When Slurm does not answer.
 pub fn states(jobs: &[JobId]) -> Result<Vec<(JobId, String, String)>, SlurmError> {
     let list = jobs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    let answer = ask("squeue", &["-h", "-t", "all", "-j", &list, "-o", "%A|%T|%L"], LOOK)?;
+    let answer = ask("squeue", &["-h", "--all", "-t", "all", "-j", &list, "-o", "%A|%T|%L"], LOOK)?;
     let read = |line: &str| {
         let mut fields = line.split('|').map(str::trim);
         Some((fields.next()?.parse().ok()?, fields.next()?.to_owned(), fields.next()?.to_owned()))
     };
     Ok(answer.lines().filter_map(read).collect())
+}
+
+/// The same, asked again until Slurm answers or the time is over.
+pub fn states_within(jobs: &[JobId], within: Duration) -> Option<Vec<(JobId, String, String)>> {
+    let until = Instant::now() + within;
+    loop {
+        match states(jobs) {
+            Ok(found) => return Some(found),
+            Err(_) if Instant::now() >= until => return None,
+            Err(_) => std::thread::sleep(Duration::from_secs(1)),
+        }
+    }
+}
+
+/// Whether Slurm says within a few seconds that a job runs and is not being ended.
+pub fn goes_on(job: JobId) -> bool {
+    let answer = ask("squeue", &["-h", "--all", "-t", "all", "-j", &job.to_string(), "-o", "%T"], SHORT);
+    answer.is_ok_and(|state| state.trim() == "RUNNING")
 }
 
 /// Gives a slice back. Answers once Slurm has taken it, or has it no more; `false`: not within the time.
@@ -233,7 +255,7 @@ pub fn release(slice: JobId, within: Duration) -> bool {
 pub fn release_all(base: JobId, instance: &str) {
     let short = Duration::from_secs(5);
     let name = format!("--name={}", slice_name(base));
-    let Ok(answer) = ask("squeue", &["-h", "-t", "all", &name, "-o", "%A|%T|%k"], short) else { return };
+    let Ok(answer) = ask("squeue", &["-h", "--all", "-t", "all", &name, "-o", "%A|%T|%k"], short) else { return };
     for (job, state, mark) in marked(&answer) {
         if mark.base == base && mark.instance == instance && !is_over(&state) {
             release(job, short);
@@ -253,7 +275,7 @@ fn marked(answer: &str) -> Vec<(JobId, String, SliceMark)> {
 
 /// What a SIGTERM to a slice means: seconds until Slurm kills it.
 pub fn preemption(slice: JobId, kill_wait: Seconds) -> Seconds {
-    let Ok(answer) = ask("squeue", &["-h", "-t", "all", "-j", &slice.to_string(), "-o", "%T|%P"], LOOK) else {
+    let Ok(answer) = ask("squeue", &["-h", "--all", "-t", "all", "-j", &slice.to_string(), "-o", "%T|%P"], LOOK) else {
         return kill_wait;
     };
     let Some((state, partition)) = answer.lines().next().and_then(|l| l.split_once('|')) else { return kill_wait };
@@ -297,7 +319,7 @@ impl Template {
     /// The slices of this launcher in Slurm that bear a token: id and state.
     fn look_up(&self, token: &str) -> Result<Vec<(JobId, String)>, SlurmError> {
         let name = format!("--name={}", slice_name(self.base));
-        let answer = ask("squeue", &["-h", "-t", "all", &name, "-o", "%A|%T|%k"], LOOK)?;
+        let answer = ask("squeue", &["-h", "--all", "-t", "all", &name, "-o", "%A|%T|%k"], LOOK)?;
         let ours = |m: &SliceMark| m.base == self.base && m.instance == self.instance && m.token == token;
         Ok(marked(&answer).into_iter().filter(|(_, _, m)| ours(m)).map(|(job, state, _)| (job, state)).collect())
     }
@@ -370,7 +392,7 @@ impl Template {
         });
         let (mut slurm, mut expected_start) = ("no answer".to_owned(), None);
         if let Some(id) = id
-            && let Ok(answer) = ask("squeue", &["-h", "-j", &id.to_string(), "-o", "%r|%S"], Duration::from_secs(5))
+            && let Ok(answer) = ask("squeue", &["-h", "--all", "-j", &id.to_string(), "-o", "%r|%S"], Duration::from_secs(5))
             && let Some((reason, start)) = answer.trim().split_once('|')
         {
             slurm = reason.to_owned();

@@ -80,6 +80,8 @@ pub struct PendingJob {
     pub job: JobId,
     /// The partitions it may run in.
     pub partitions: Vec<String>,
+    /// The highest PriorityTier of its partitions: it comes before the priority in Slurm's order.
+    pub tier: u16,
     /// Slurm's priority.
     pub priority: u32,
     /// What it asks for.

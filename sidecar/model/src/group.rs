@@ -97,6 +97,8 @@ pub struct Group {
     pub in_flight: Option<OrderId>,
     /// No growth before this time, since the last attempt was withdrawn.
     pub retry_at: Option<Seconds>,
+    /// Nodes where Slurm has just refused it a slice: left out for a while.
+    pub avoid: Vec<NodeName>,
     /// When Slurm will end the base; `None`: no limit.
     pub ends_at: Option<Seconds>,
 }

@@ -99,13 +99,20 @@ impl fmt::Display for GpuRange {
 }
 
 impl GpuRange {
+    /// The next allowed size above `n`; `None`: `n` is the largest.
+    pub fn next(&self, base: GpuCount, n: GpuCount) -> Option<GpuCount> {
+        let steps = n.saturating_sub(base) / self.step.max(1) + 1;
+        let next = base.saturating_add(steps.saturating_mul(self.step));
+        (next > n && next <= self.max).then_some(next)
+    }
+
     /// The largest allowed size that is not above `n`, for a base of `base` GPUs; `base` where `n` is below it.
     pub fn fit(&self, base: GpuCount, n: GpuCount) -> GpuCount {
         let top = n.min(self.max);
         if top <= base {
             return base;
         }
-        base + (top - base) / self.step * self.step
+        base + (top - base) / self.step.max(1) * self.step
     }
 }
 
@@ -144,6 +151,12 @@ mod tests {
     fn fit_keeps_to_the_steps_above_the_base() {
         let r: GpuRange = "2-16:4".parse().unwrap();
         assert_eq!((r.fit(2, 9), r.fit(2, 100), r.fit(2, 1)), (6, 14, 2));
+    }
+
+    #[test]
+    fn next_leads_back_to_the_steps() {
+        let r: GpuRange = "2-16:4".parse().unwrap();
+        assert_eq!([2, 4, 6, 13, 14, 16].map(|n| r.next(2, n)), [Some(6), Some(6), Some(10), Some(14), None, None]);
     }
 
     proptest! {

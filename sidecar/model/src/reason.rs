@@ -52,6 +52,8 @@ pub enum Reason {
         /// Which.
         order: OrderId,
     },
+    /// No growth: a pending job needs GPUs of this one as soon as a resize that is under way has ended.
+    GivesSoon,
     /// No growth: its ranks have not finished a step yet.
     NotReady,
     /// No growth: the last attempt was withdrawn.
@@ -165,6 +167,7 @@ impl fmt::Display for Reason {
                 write!(f, "{idle} idle GPUs where it may grow ({kept} kept for pending jobs), it grows by {step}")
             }
             Reason::InFlight { order } => write!(f, "resize {order} is under way"),
+            Reason::GivesSoon => f.write_str("a pending job waits for GPUs of it"),
             Reason::NotReady => f.write_str("its ranks have not finished a step yet"),
             Reason::BackOff { left } => {
                 write!(f, "the last attempt was withdrawn, next one in {left} s")

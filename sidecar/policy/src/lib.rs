@@ -3,9 +3,9 @@
 //! Pure: it knows no clock, file, socket, thread or async, so that the daemon, a replay and a property test run
 //! the very same decisions. Deterministic: the same input gives the same plan.
 //!
-//! The policy of this module set is plain. [`reclaim`]: a pending job that waits for resources takes back, in
+//! The policy of this module set is plain. `reclaim`: a pending job that waits for resources takes back, in
 //! Slurm's order, the cheapest set of whole slices whose release lets it start; never a base, so no job falls
-//! below MIN. [`share`]: what is idle after that goes to the elastic jobs evenly, within range and step.
+//! below MIN. `share`: what is idle after that goes to the elastic jobs evenly, within range and step.
 #![forbid(unsafe_code)]
 
 mod reclaim;
@@ -25,13 +25,15 @@ pub struct Config {
     /// How often slices are taken back for one pending job before it has to wait: Slurm may place jobs otherwise than
     /// we reckon, and then taking and lending would alternate for ever.
     pub servings: u32,
+    /// How many pending jobs are looked at in a round, from the head of Slurm's queue.
+    pub depth: usize,
     /// A job whose time limit is nearer than this is not grown, in seconds.
     pub ends_soon: Seconds,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { stale_after: 40, claim: 120, servings: 3, ends_soon: 60 }
+        Config { stale_after: 40, claim: 120, servings: 3, depth: 200, ends_soon: 60 }
     }
 }
 
@@ -82,8 +84,8 @@ pub fn decide(cluster: &Cluster, config: &Config, now: Seconds) -> Plan {
         return plan;
     }
     let mut room = Room::new(cluster);
-    let kept = reclaim::take_back(cluster, config, now, &mut room, &mut plan);
-    share::lend(cluster, config, now, &mut room, kept, &mut plan);
+    let taken = reclaim::take_back(cluster, config, now, &mut room, &mut plan);
+    share::lend(cluster, config, now, &mut room, &taken, &mut plan);
     plan
 }
 
@@ -108,18 +110,16 @@ pub(crate) struct Free {
 
 impl Room {
     fn new(cluster: &Cluster) -> Self {
+        let mut coming: BTreeMap<&NodeName, (GpuCount, u32)> = BTreeMap::new();
+        for slice in cluster.groups.iter().flat_map(|g| &g.slices).filter(|s| s.leaving) {
+            let (gpus, cpus) = coming.entry(&slice.node).or_default();
+            *gpus = gpus.saturating_add(slice.gpus);
+            *cpus = cpus.saturating_add(slice.cpus);
+        }
         let free = cluster.nodes.iter().map(|n| {
-            let coming = |count: fn(&pliant_model::Slice) -> u32| {
-                let leaving = cluster.groups.iter().flat_map(|g| &g.slices).filter(|s| s.leaving && s.node == n.name);
-                leaving.map(count).fold(0, u32::saturating_add)
-            };
+            let (gpus_coming, cpus_coming) = coming.get(&n.name).copied().filter(|_| n.usable).unwrap_or_default();
             let usable = u32::from(n.usable);
-            Free {
-                gpus: n.gpus_free * usable,
-                cpus: n.cpus_free * usable,
-                gpus_coming: coming(|s| s.gpus) * usable,
-                cpus_coming: coming(|s| s.cpus) * usable,
-            }
+            Free { gpus: n.gpus_free * usable, cpus: n.cpus_free * usable, gpus_coming, cpus_coming }
         });
         Room { nodes: free.collect() }
     }

@@ -1,11 +1,12 @@
 //! Idle GPUs are lent to the elastic jobs, evenly.
 
+use crate::reclaim::Taken;
 use crate::{Action, Config, Plan, Room};
-use pliant_model::{Cluster, GpuCount, Group, Locality, Node, NodeName, Reason, Seconds};
-use std::collections::BTreeMap;
+use pliant_model::{Cluster, GpuCount, Group, JobId, Locality, Node, NodeName, Reason, Seconds};
+use std::collections::BTreeSet;
 
 /// Shares what `room` still has among the groups that may grow, smallest first, one STEP at a time.
-pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut Room, kept: GpuCount, plan: &mut Plan) {
+pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut Room, taken: &Taken, plan: &mut Plan) {
     let busy: Vec<_> = plan
         .actions
         .iter()
@@ -15,7 +16,8 @@ pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut 
         .collect();
     let mut takers: Vec<(&Group, GpuCount)> = vec![];
     for group in cluster.groups.iter().filter(|g| !busy.contains(&g.base)) {
-        match obstacle(group, config, now) {
+        let waits = taken.waiting.contains(&group.base).then_some(Reason::GivesSoon);
+        match obstacle(group, config, now).or(waits) {
             Some(reason) => drop(plan.notes.insert(group.base, reason)),
             None => takers.push((group, 0)),
         }
@@ -30,7 +32,7 @@ pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut 
         let got: GpuCount = slices.iter().map(|(_, n)| n).sum();
         if got == 0 {
             let here: GpuCount = eligible(cluster, group).map(|(i, _)| free(room, i)).sum();
-            let reason = Reason::NoIdleGpus { idle: here, kept, step: group.range.step };
+            let reason = Reason::NoIdleGpus { idle: here, kept: taken.kept, step: group.range.step };
             plan.notes.insert(group.base, reason);
             continue;
         }
@@ -46,7 +48,7 @@ fn obstacle(group: &Group, config: &Config, now: Seconds) -> Option<Reason> {
         return Some(Reason::InFlight { order: order.clone() });
     }
     let size = group.size();
-    if group.range.fit(group.base_gpus, size + group.range.step) <= size {
+    if group.range.next(group.base_gpus, size).is_none() {
         return Some(Reason::AtMax { size, max: group.range.max });
     }
     if !group.ready {
@@ -75,6 +77,7 @@ fn eligible<'a>(cluster: &'a Cluster, group: &'a Group) -> impl Iterator<Item = 
             && n.lendable
             && n.partitions.contains(&group.partition)
             && group.kind.as_ref().is_none_or(|k| n.kind.as_ref() == Some(k))
+            && !group.avoid.contains(&n.name)
             && group.feature.as_ref().is_none_or(|f| n.features.contains(f))
             && (group.locality == Locality::Any || near(&n.name))
     })
@@ -90,35 +93,46 @@ fn usable(room: &Room, group: &Group, node: usize) -> GpuCount {
 
 /// Decides how many each gets, without deciding where: always the smallest that can still take a step.
 fn water_fill(cluster: &Cluster, room: &Room, takers: &mut [(&Group, GpuCount)]) {
-    let mut left: BTreeMap<usize, GpuCount> = (0..cluster.nodes.len()).map(|n| (n, free(room, n))).collect();
-    let mut open: Vec<usize> = (0..takers.len()).collect();
-    while let Some(at) = open.iter().copied().min_by_key(|i| takers.get(*i).map(|(g, more)| (g.size() + more, g.base)))
-    {
-        let Some((group, more)) = takers.get_mut(at) else {
-            break;
-        };
-        let step = group.range.step;
-        let grown = group.size() + *more + step;
-        let nodes: Vec<usize> = eligible(cluster, group).map(|(i, _)| i).collect();
-        let reach = |n: &usize| left.get(n).copied().unwrap_or(0).min(usable(room, group, *n));
-        let there: GpuCount = if group.locality == Locality::Node && group.size() == 0 {
-            nodes.iter().map(reach).max().unwrap_or(0)
-        } else {
-            nodes.iter().map(reach).sum()
-        };
-        if group.range.fit(group.base_gpus, grown) < grown || there < step {
-            open.retain(|i| *i != at);
+    let mut left: Vec<GpuCount> = (0..cluster.nodes.len()).map(|n| free(room, n)).collect();
+    let nodes: Vec<Vec<usize>> = takers.iter().map(|(g, _)| eligible(cluster, g).map(|(i, _)| i).collect()).collect();
+    let mut open: BTreeSet<(GpuCount, JobId, usize)> =
+        takers.iter().enumerate().map(|(i, (g, _))| (g.size(), g.base, i)).collect();
+    while let Some((size, base, at)) = open.pop_first() {
+        let (Some((group, more)), Some(nodes)) = (takers.get_mut(at), nodes.get(at)) else { continue };
+        let Some(next) = group.range.next(group.base_gpus, size) else { continue };
+        let step = next - size;
+        let reach = |n: &usize| left.get(*n).copied().unwrap_or(0).min(usable(room, group, *n));
+        let one_node = group.locality == Locality::Node && group.size() == 0;
+        let there =
+            if one_node { nodes.iter().map(reach).max().unwrap_or(0) } else { up_to(step, nodes.iter().map(reach)) };
+        if there < step {
             continue;
         }
         *more += step;
+        open.insert((next, base, at));
         let mut missing = step;
         for n in nodes {
-            let Some(l) = left.get_mut(&n) else { continue };
+            let Some(l) = left.get_mut(*n) else { continue };
             let take = missing.min(*l);
             *l -= take;
             missing -= take;
+            if missing == 0 {
+                break;
+            }
         }
     }
+}
+
+/// The sum, or `enough` as soon as that is reached.
+fn up_to(enough: GpuCount, counts: impl Iterator<Item = GpuCount>) -> GpuCount {
+    let mut sum: GpuCount = 0;
+    for n in counts {
+        sum = sum.saturating_add(n);
+        if sum >= enough {
+            return enough;
+        }
+    }
+    sum
 }
 
 /// Chooses nodes for `more` GPUs: as few and as large slices as can be, on nodes where the job is not yet, best
@@ -144,7 +158,8 @@ fn place(cluster: &Cluster, room: &mut Room, group: &Group, more: GpuCount) -> V
         missing -= take;
     }
     // Back to whole steps: the last and smallest slices give.
-    let mut over = (more - missing) % group.range.step;
+    let lent = group.size().saturating_sub(group.base_gpus);
+    let mut over = (lent + more - missing) % group.range.step.max(1);
     while over > 0 {
         let Some((_, last)) = chosen.last_mut() else {
             break;

@@ -3,6 +3,7 @@
 //! Level-triggered: [`JobStatus`] is whole each time, so a lost connection, a restarted agent or a restarted
 //! pliantd needs nothing but the next one. Orders are named by [`OrderId`] and may be repeated at will.
 
+use pliant_model::range::MAX_GPUS;
 use pliant_model::resize::{Kind, State};
 use pliant_model::{GpuCount, GpuRange, JobId, Locality, Member, NodeName, OrderId, Reason, Seconds};
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,46 @@ pub struct JobStatus {
     pub done: Vec<OrderStatus>,
     /// What the script reported last.
     pub progress: Progress,
+}
+
+/// The most entries of a list in a status.
+const MAX_ENTRIES: usize = 4096;
+/// The most ended resizes in a status.
+const MAX_DONE: usize = 8;
+
+impl JobStatus {
+    /// Whether it can be worked with: it comes from a process of the user's, who may have written that herself.
+    /// Counts are bounded so that sums of them cannot overflow.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let count = |n: GpuCount| n <= MAX_GPUS;
+        let range = &self.range;
+        if range.step == 0 || range.max == 0 || !count(range.max) || range.min.is_some_and(|min| min > range.max) {
+            return Err("its range is none");
+        }
+        if !count(self.base_gpus) || !count(self.cpus_per_gpu) || self.base_gpus > range.max {
+            return Err("its counts do not fit its range");
+        }
+        let lists = [self.world.len(), self.slices.len(), self.base_nodes.len()];
+        if lists.iter().any(|n| *n > MAX_ENTRIES) || self.done.len() > MAX_DONE {
+            return Err("its lists are too long");
+        }
+        if self.order.iter().chain(&self.done).any(|o| o.slices.len() > MAX_ENTRIES || o.times.len() > 16) {
+            return Err("its lists are too long");
+        }
+        let sane =
+            self.world.iter().all(|m| count(m.gpus)) && self.slices.iter().all(|s| count(s.gpus) && count(s.cpus));
+        if !sane {
+            return Err("its slices hold more than any cluster has");
+        }
+        let long = |text: &str| text.len() > 1024;
+        if long(&self.command) || long(&self.instance) || long(&self.partition) {
+            return Err("its texts are too long");
+        }
+        Ok(())
+    }
 }
 
 /// A slice as the launcher knows it.

@@ -35,14 +35,14 @@ pub enum Stage {
     Raising { until: Millis },
     /// The next generation loads on hold.
     Preparing { until: Millis },
-    /// A boundary has been proposed; votes are due.
+    /// A boundary has been proposed; votes are due. `round` counts refusals.
     Agreeing { boundary: u64, round: u32, until: Millis },
     /// The boundary is fixed; the old ranks save and leave.
     Leaving,
     /// The old ranks have got SIGTERM.
     Terminating { kill_at: Millis },
     /// The old ranks have got SIGKILL.
-    Killed,
+    Killed { since: Millis },
     /// The new world starts, then does its first step.
     Joining { until: Millis },
     /// Slices are being given back.
@@ -64,6 +64,8 @@ pub struct Change {
     pub grace: Seconds,
     /// The ranks had to be killed.
     pub grace_over: bool,
+    /// A rank failed after others had left: whoever has not left cannot any more.
+    pub broken: bool,
 }
 
 impl Change {
@@ -80,6 +82,10 @@ const LOAD: Millis = 30_000;
 const LOAD_SHRINK: Millis = 20_000;
 /// How long votes may take.
 const VOTES: Millis = 3_000;
+/// A process that SIGKILL has not ended by then (in a system call) holds its slice no longer.
+const UNKILLABLE: Millis = 10_000;
+/// Ranks that cannot reach a boundary any more have so long after SIGTERM.
+const AFTER_BREAK: Millis = 2_000;
 /// How long a growth waits for the first step of its newcomers before it counts as done.
 const FIRST_STEP: Millis = 60_000;
 
@@ -92,7 +98,7 @@ impl Core {
             Stage::Raising { until } => self.advance_raising(change, until),
             Stage::Preparing { until } => self.advance_preparing(change, until),
             Stage::Agreeing { boundary, round, until } => self.advance_agreeing(change, boundary, round, until),
-            Stage::Leaving | Stage::Terminating { .. } | Stage::Killed => self.advance_leaving(change),
+            Stage::Leaving | Stage::Terminating { .. } | Stage::Killed { .. } => self.advance_leaving(change),
             Stage::Joining { until } => self.advance_joining(change, until),
             Stage::Releasing => self.advance_releasing(change),
         }
@@ -152,7 +158,12 @@ impl Core {
             self.replace(change);
             return;
         }
-        if !(self.has_members() && self.cooperates() && self.members_have_agents()) {
+        let reachable = self.members_have_agents();
+        if change.status.kind == Kind::Grow && self.cooperates() && !reachable {
+            self.undo_unheard(change);
+            return;
+        }
+        if !(self.has_members() && self.cooperates() && reachable) {
             self.announce(change);
             return;
         }
@@ -207,8 +218,10 @@ impl Core {
     }
 
     fn propose(&mut self, mut change: Change, round: u32) {
-        // Two ahead at first; after a refusal further, since the ranks are faster than the messages.
-        let ahead = 2u64.saturating_mul(1 << round.min(16));
+        // Two ahead of what is known. The first refusal tells how far the ranks are; after further ones they are faster
+        // than the messages. Never so far that the steps up to it alone outlast the grace.
+        let most = self.pace.steps_in(change.grace.saturating_mul(1_000)).unwrap_or(u64::MAX).max(2);
+        let ahead = 2u64.saturating_mul(1 << round.saturating_sub(1).min(16)).min(most);
         let mut boundary = ahead;
         if let Some(running) = self.running.as_mut() {
             boundary = running.passed().saturating_add(ahead).max(running.proposed + 1);
@@ -223,23 +236,69 @@ impl Core {
         self.change = Some(change);
     }
 
-    fn advance_agreeing(&mut self, mut change: Change, boundary: u64, round: u32, until: Millis) {
-        if change.deadline.is_some_and(|at| self.now >= at) || self.all_old_ended() {
+    fn advance_agreeing(&mut self, change: Change, boundary: u64, round: u32, until: Millis) {
+        if self.all_old_ended() {
+            self.advance_leaving(change);
+            return;
+        }
+        let late = change.deadline.is_some_and(|at| self.now >= at);
+        if change.status.kind == Kind::Grow && (late || !self.members_have_agents()) {
+            // Nobody needs a growth so much that ranks would be killed for it.
+            self.tell_running(&|generation| ToSupervisor::Abort { generation, boundary });
+            self.undo_unheard(change);
+            return;
+        }
+        if late {
             self.advance_leaving(change);
             return;
         }
         let Some(running) = &self.running else { return self.advance_leaving(change) };
         let votes = || running.ranks.iter().filter(|r| r.end.is_none()).map(|r| r.vote.filter(|(b, _)| *b == boundary));
-        if votes().any(|v| v.is_some_and(|(_, accept)| !accept)) || self.now >= until {
+        let refused = votes().any(|v| v.is_some_and(|(_, accept)| !accept));
+        if refused || self.now >= until {
             self.tell_running(&|generation| ToSupervisor::Abort { generation, boundary });
-            self.propose(change, round + 1);
+            // A vote that does not come says nothing about the pace of the ranks.
+            self.propose(change, if refused { round + 1 } else { round });
         } else if votes().all(|v| v.is_some()) {
-            self.tell_running(&|generation| ToSupervisor::Commit { generation, boundary });
-            change.stage = Stage::Leaving;
-            self.change = Some(change);
+            self.commit(change, boundary);
         } else {
             self.change = Some(change);
         }
+    }
+
+    /// From here on the old ranks leave.
+    fn commit(&mut self, mut change: Change, boundary: u64) {
+        self.tell_running(&|generation| ToSupervisor::Commit { generation, boundary });
+        if let Some(running) = self.running.as_mut() {
+            running.committed = true;
+        }
+        if change.status.kind == Kind::Grow {
+            // Nobody waits: the ranks may save as long as any notice may last.
+            let patience = self.settings.grace_max.max(change.grace);
+            change.deadline = Some(self.now + patience.saturating_mul(1_000));
+        }
+        change.stage = Stage::Leaving;
+        self.change = Some(change);
+        self.hurry();
+    }
+
+    /// A notice is waiting: a growth whose ranks are leaving may take no longer than it.
+    pub(super) fn hurry(&mut self) {
+        let notices = self.queue.iter().filter_map(|o| match o {
+            pliant_protocol::job::Order::Shrink { grace, .. } => Some(*grace),
+            pliant_protocol::job::Order::Grow { .. } => None,
+        });
+        let Some(grace) = notices.min() else { return };
+        let at = self.now + grace.saturating_mul(1_000);
+        if let Some(change) = self.change.as_mut().filter(|c| c.stage == Stage::Leaving) {
+            change.deadline = Some(change.deadline.map_or(at, |d| d.min(at)));
+        }
+    }
+
+    /// A growth whose ranks could not be asked: they train on as they are.
+    fn undo_unheard(&mut self, change: Change) {
+        let what = "the ranks could not be asked to leave: the agent of a node, or a rank, does not answer";
+        self.undo_grow(change, Reason::Failed { what: what.into() });
     }
 
     fn all_old_ended(&self) -> bool {
@@ -253,9 +312,20 @@ impl Core {
         }
         let kill_at = match change.stage {
             Stage::Terminating { kill_at } => Some(kill_at),
-            Stage::Killed => None,
+            Stage::Killed { since } => {
+                if change.status.kind == Kind::Shrink && self.now >= since + UNKILLABLE {
+                    self.leave_behind(&change);
+                }
+                None
+            }
             _ => change.deadline,
         };
+        let saving = |g: &super::Generation| g.ranks.iter().any(|r| r.left.is_some() && r.end.is_none());
+        if change.broken && change.stage == Stage::Leaving && !self.running.as_ref().is_some_and(saving) {
+            self.terminate_soon(&mut change, AFTER_BREAK);
+            self.change = Some(change);
+            return;
+        }
         if kill_at.is_some_and(|at| self.now >= at) {
             if change.deadline.is_some_and(|at| self.now >= at) {
                 change.grace_over = true;
@@ -266,15 +336,29 @@ impl Core {
                 ));
             }
             self.end_running(9);
-            change.stage = Stage::Killed;
+            change.stage = Stage::Killed { since: self.now };
         }
         self.change = Some(change);
+    }
+
+    /// Ranks that nothing ends must not keep the slices from whom they are for.
+    fn leave_behind(&mut self, change: &Change) {
+        for id in self.units_of(change) {
+            self.give_back(id);
+            self.ranks_lost(id);
+        }
+    }
+
+    fn units_of(&self, change: &Change) -> Vec<UnitId> {
+        let meant = |u: &&super::Unit| u.slice.is_some_and(|job| change.status.slices.contains(&job));
+        self.units.values().filter(meant).map(|u| u.id).collect()
     }
 
     /// The last old rank is gone.
     fn old_gone(&mut self, change: Change) {
         if let Some(old) = self.running.take() {
             let finished = !old.ended_by_us
+                && !old.committed
                 && old
                     .ranks
                     .iter()
@@ -295,12 +379,7 @@ impl Core {
             change.status.reason = Reason::GraceOver { grace: change.grace };
         }
         self.reach(&mut change, State::Drained);
-        let leaving: Vec<UnitId> = self
-            .units
-            .values()
-            .filter(|u| u.slice.is_some_and(|job| change.status.slices.contains(&job)))
-            .map(|u| u.id)
-            .collect();
+        let leaving = self.units_of(&change);
         if self.running.is_none() {
             self.start_next();
         }
@@ -312,10 +391,9 @@ impl Core {
     /// Lets the next generation go, or brings one up.
     fn start_next(&mut self) {
         let usable = self.next.as_ref().is_some_and(|n| {
-            n.failed.is_none()
-                && n.parts
-                    .iter()
-                    .all(|p| self.units.get(&p.unit).is_some_and(|u| u.state == UnitState::Up && !u.leaving))
+            // Without its agent a rank on hold would never hear Start.
+            let up = |u: &super::Unit| u.state == UnitState::Up && !u.leaving && (u.agent || !n.hold);
+            n.failed.is_none() && n.parts.iter().all(|p| self.units.get(&p.unit).is_some_and(up))
         });
         if usable {
             self.next_runs();

@@ -77,6 +77,10 @@ pub struct Generation {
     pub ended_by_us: bool,
     /// A process failed before the generation trained.
     pub failed: Option<String>,
+    /// A boundary has been committed: whoever ends with 0 from now on has left, whether or not its word came.
+    pub committed: bool,
+    /// Ended because its processes never heard Start: the same world is started again, without hold.
+    pub again: bool,
     /// The last boundary that was proposed. Never the same twice: an old vote must not count for a new proposal.
     pub proposed: u64,
 }
@@ -212,6 +216,8 @@ impl Core {
             running_since: None,
             ended_by_us: false,
             failed: None,
+            committed: false,
+            again: false,
             proposed: 0,
         });
         Ok(())
@@ -315,11 +321,12 @@ impl Core {
         let Some(found) = self.generation(generation) else { return };
         let at = usize::try_from(rank).unwrap_or(usize::MAX);
         let Some(unit) = found.ranks.get(at).map(|r| r.unit) else { return };
+        let excused = found.committed && end == End::Code(0);
         let mut left = true;
         for (i, r) in found.ranks.iter_mut().enumerate() {
             if i == at || (torchrun && r.unit == unit) {
                 r.end = r.end.or(Some((end, now)));
-                left &= r.left.is_some();
+                left &= r.left.is_some() || excused;
             }
         }
         if running == Some(generation) {
@@ -335,7 +342,20 @@ impl Core {
     }
 
     pub(super) fn not_started(&mut self, generation: u32, rank: u32, error: &str) {
-        if self.running.as_ref().is_some_and(|g| g.number == generation) {
+        let at = usize::try_from(rank).unwrap_or(usize::MAX);
+        if let Some(running) = self.running.as_ref().filter(|g| g.number == generation) {
+            let unit = running.ranks.get(at).map(|r| r.unit);
+            let slice = unit.and_then(|id| self.units.get(&id)).filter(|u| u.slice.is_some());
+            let on = slice.map(|u| (u.id, u.leaving, u.node.clone()));
+            if let Some((id, leaving, node)) = on {
+                // A lent node without the program is no reason to end what trains elsewhere.
+                if !leaving && self.ending.is_none() {
+                    self.say(format!("rank {rank} could not be started on {node}: {error}: the slice is given back"));
+                    self.give_back(id);
+                    self.lose_trained(id);
+                }
+                return;
+            }
             self.say(format!("rank {rank} could not be started: {error}"));
             self.begin_end(pliant_protocol::exit::NO_COMMAND, 1_000);
         } else if let Some(next) = self.next.as_mut().filter(|g| g.number == generation) {

@@ -83,7 +83,7 @@ impl Core {
     /// Begins a shrink of our own that does not wait for a boundary: the present world cannot reach one any more.
     fn restart_without(&mut self, slice: JobId, reason: Reason) {
         let id = OrderId(format!("l-{}", (self.fresh)()));
-        let mut change = self.new_change(id, Kind::Shrink, vec![slice], reason, Stage::Killed);
+        let mut change = self.new_change(id, Kind::Shrink, vec![slice], reason, Stage::Killed { since: self.now });
         change.deadline = Some(self.now + change.grace.saturating_mul(1_000));
         self.drop_next();
         self.terminate_soon(&mut change, AFTER_LOSS);
@@ -116,6 +116,10 @@ impl Core {
         let reason = Reason::Preempted { slice, grace };
         self.say(format!("Slurm takes slice {slice} on {node} back: it is left within {grace} s"));
         let trains = self.running.as_ref().is_some_and(|g| g.is_on(id));
+        if self.failing.is_some() && trains {
+            self.blame(id);
+            return;
+        }
         // Leave a little of the time for the way back.
         let usable = grace.saturating_sub(2).max(1);
         if let Some(change) = self.change.take() {

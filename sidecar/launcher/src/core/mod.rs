@@ -170,6 +170,13 @@ pub enum Event {
         /// Which.
         slice: JobId,
     },
+    /// Slurm has answered a check; what it said came before.
+    Checked {
+        /// Which.
+        number: u64,
+    },
+    /// Whether the base goes on after its SIGTERM.
+    BaseGoesOn(bool),
     /// Slurm says that a slice has ended.
     SliceEnded {
         /// Which.
@@ -220,7 +227,14 @@ pub enum Effect {
     /// Give a slice back.
     Release(JobId),
     /// Ask Slurm how the slices and the base stand.
-    Check(Vec<JobId>),
+    Check {
+        /// Comes back in [`Event::Checked`].
+        number: u64,
+        /// The slices.
+        slices: Vec<JobId>,
+    },
+    /// The base got SIGTERM: ask Slurm whether it is being ended.
+    AskBase,
     /// A slice got SIGTERM: ask Slurm what that means.
     AskPreemption(JobId),
     /// To the agent.
@@ -261,6 +275,7 @@ pub struct Core {
     progress_at: Millis,
     ping_at: Millis,
     check_at: Millis,
+    last_check: u64,
     ever_ran: bool,
     /// Whether the script uses the client; `None`: not known yet.
     client: Option<bool>,
@@ -319,6 +334,7 @@ impl Core {
             progress_at: 0,
             ping_at: 0,
             check_at: 0,
+            last_check: 0,
             ever_ran: false,
             client: None,
             said: BTreeSet::new(),
@@ -361,6 +377,8 @@ impl Core {
             Event::Daemon { connected } => self.daemon(connected),
             Event::Asked { token, outcome } => self.asked(&token, outcome),
             Event::Released { slice } => self.released(slice),
+            Event::Checked { number } => self.checked(number),
+            Event::BaseGoesOn(goes_on) => self.base_goes_on(goes_on),
             Event::SliceEnded { slice, state } => self.slice_ended(slice, &state),
             Event::Preempted { slice, grace } => self.preempted(slice, grace),
             Event::Ends { at } => self.settings.ends = at,
@@ -422,12 +440,13 @@ impl Core {
             let told = |u: &Unit| u.terminated.is_some() && u.state == UnitState::Up;
             let hurry = self.ending.is_some() || self.units.values().any(told);
             self.ping_at = self.now + if hurry { PING_AT_END } else { PING };
-            let up: Vec<UnitId> = self.units.values().filter(|u| u.state == UnitState::Up).map(|u| u.id).collect();
-            self.out.extend(up.into_iter().map(|id| Effect::Tell(id, ToSupervisor::Ping)));
+            // Also to those whose Hello is still on its way: their supervisor listens from its start.
+            let there: Vec<UnitId> = self.units.values().filter(|u| u.state != UnitState::Gone).map(|u| u.id).collect();
+            self.out.extend(there.into_iter().map(|id| Effect::Tell(id, ToSupervisor::Ping)));
         }
         if self.now >= self.check_at {
             self.check_at = self.now + CHECK;
-            self.out.push(Effect::Check(self.slices()));
+            self.check(self.slices());
         }
         let now = self.now;
         for unit in self.units.values_mut() {

@@ -33,6 +33,7 @@ impl Core {
             }
             Order::Grow { .. } => self.queue.push_back(order),
         }
+        self.hurry();
     }
 
     /// Nothing is under way: begins the next order, or brings up a world where there is none.
@@ -84,6 +85,7 @@ impl Core {
             deadline: None,
             grace: self.settings.grace,
             grace_over: false,
+            broken: false,
         }
     }
 
@@ -157,6 +159,7 @@ impl Core {
     pub(super) fn own_shrink(&mut self, slice: JobId, grace: Seconds, reason: Reason) {
         let id = OrderId(format!("l-{}", (self.fresh)()));
         self.queue.push_front(Order::Shrink { id, slices: vec![slice], grace, reason });
+        self.hurry();
     }
 
     /// A request has been decided.

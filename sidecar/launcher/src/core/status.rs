@@ -37,10 +37,15 @@ impl Pace {
         self.save_ms = self.save_ms.max(ms);
     }
 
+    /// How many steps fit into a time, as measured.
+    pub fn steps_in(&self, time: Millis) -> Option<u64> {
+        time.checked_div(self.step_ms?)
+    }
+
     /// What a notice needs at least, in milliseconds: two steps (the promised boundary lies up to two steps ahead) and
-    /// a save. `None` until both have been seen.
+    /// a save (nothing until one has been seen). `None` until steps have been seen.
     pub fn need(&self) -> Option<Millis> {
-        Some(self.step_ms?.saturating_mul(2).saturating_add(self.save_ms?))
+        Some(self.step_ms?.saturating_mul(2).saturating_add(self.save_ms.unwrap_or(0)))
     }
 }
 
@@ -68,7 +73,7 @@ impl Core {
     fn raise_grace(&mut self) {
         let Some(need) = self.pace.need().map(|ms| ms.div_ceil(1_000) + 1) else { return };
         let (grace, max) = (self.settings.grace, self.settings.grace_max);
-        if need <= grace || self.said.contains("grace") {
+        if need <= grace {
             return;
         }
         self.settings.grace = need.min(max).max(grace);

@@ -5,6 +5,8 @@ use pliant_model::resize::State;
 use pliant_model::{OrderId, Reason};
 use pliant_protocol::job::SliceSpec;
 
+mod faults;
+
 /// Plays what the core talks to: steps come up, ports are free, ranks obey.
 struct Stage {
     core: Core,
@@ -21,6 +23,12 @@ struct Stage {
     /// Ranks refuse boundaries up to this one.
     passed: u64,
     grant: bool,
+    /// Slurm answers questions about jobs.
+    answers: bool,
+    /// What it says about the base after a SIGTERM.
+    goes_on: bool,
+    /// New steps are known to their agents.
+    agents: bool,
     port: u16,
 }
 
@@ -74,6 +82,9 @@ impl Stage {
             obedient: true,
             passed: 0,
             grant: true,
+            answers: true,
+            goes_on: false,
+            agents: true,
             port: 0,
         };
         let effects = stage.core.start(stage.now);
@@ -112,7 +123,7 @@ impl Stage {
                 Effect::StartUnit { unit, slice, node, gpus } => {
                     self.units.insert(unit, (slice, node, gpus));
                     let gpus = (0..gpus).map(|g| g.to_string()).collect();
-                    self.handle(Event::UnitUp { unit, addr: "a".into(), gpus, agent: true });
+                    self.handle(Event::UnitUp { unit, addr: "a".into(), gpus, agent: self.agents });
                 }
                 Effect::Ask(ask) if self.grant => {
                     self.next_job += 1;
@@ -121,6 +132,8 @@ impl Stage {
                         AskOutcome::Granted { job, node: ask.node, gpus: ask.gpus, cpus: ask.cpus, indexes: vec![] };
                     self.handle(Event::Asked { token: ask.token, outcome });
                 }
+                Effect::Check { number, .. } if self.answers => self.handle(Event::Checked { number }),
+                Effect::AskBase if self.answers => self.handle(Event::BaseGoesOn(self.goes_on)),
                 Effect::Release(slice) => self.handle(Event::Released { slice }),
                 Effect::Tell(unit, message) => self.supervise(unit, message),
                 _ => {}
@@ -273,7 +286,7 @@ fn ranks_that_are_past_the_boundary_get_a_later_one() {
             if let Effect::Tell(_, ToSupervisor::Propose { boundary, .. }) = e { Some(*boundary) } else { None }
         })
         .collect();
-    assert_eq!(proposed, [2, 104]);
+    assert_eq!(proposed, [2, 102]);
     assert_eq!(s.told(|m| matches!(m, ToSupervisor::Abort { boundary: 2, .. })), 1);
 }
 

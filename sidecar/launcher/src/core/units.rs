@@ -109,7 +109,8 @@ impl Core {
         // A member without its devices would be a rank without a GPU: it never joins (B26).
         let (slice, node) = (unit.slice, unit.node.clone());
         let what = format!(
-            "{node}: Slurm allocated {wanted} GPU(s) and CUDA_VISIBLE_DEVICES of the step shows {seen} ({})",
+            "{node}: Slurm allocated {wanted} GPU(s) and CUDA_VISIBLE_DEVICES of the step shows {seen} ({}); a step gets only GPUs near \
+             its CPUs: ask for CPUs near all of them, e.g. --cpus-per-gpu=1",
             if gpus.is_empty() { "empty or NoDevFiles".to_owned() } else { gpus.join(",") }
         );
         match slice {

@@ -1,6 +1,7 @@
 //! `pliant supervise`: one per step. Starts the ranks of each generation and outlives them; passes words between the
 //! launcher (stdin, stdout) and the ranks (through the agent of the node); ends all when the launcher is silent.
 
+mod liveness;
 mod processes;
 mod ranks;
 
@@ -13,6 +14,7 @@ use pliant_protocol::codec;
 use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent, ToClient};
 use pliant_protocol::step::{FromSupervisor, Setup, ToSupervisor};
 use pliant_protocol::{VERSION, exit};
+use liveness::Liveness;
 use ranks::{Port, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -22,13 +24,6 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Without a sign of the launcher for so long, the ranks are ended.
-const SILENCE: Duration = Duration::from_secs(20);
-/// After Slurm's SIGTERM to the base's step the launcher speaks twice a second while it ends the job; else it has gone
-/// with the batch script, which Slurm kills together with everything below it.
-const AFTER_TERM: Duration = Duration::from_millis(1_500);
-/// The same in a slice, where it may be a preemption that the launcher is to turn into a shrink.
-const AFTER_TERM_SLICE: Duration = Duration::from_secs(4);
 /// Ranks without a launcher have so long after SIGTERM.
 const SOFT: Duration = Duration::from_secs(5);
 /// How long Hello waits for the agent.
@@ -80,9 +75,7 @@ struct Supervisor {
     word: BTreeMap<u32, ToClient>,
     reported: Option<Instant>,
     readers: Arc<AtomicUsize>,
-    heard: Instant,
-    /// When Slurm sent SIGTERM.
-    terminated: Option<Instant>,
+    launcher: Liveness,
 }
 
 /// Runs until the launcher says Stop or is gone; gives the exit code of the step.
@@ -134,16 +127,19 @@ fn start() -> io::Result<()> {
         word: BTreeMap::new(),
         reported: None,
         readers: Arc::default(),
-        heard: Instant::now(),
-        terminated: None,
+        launcher: Liveness::new(Instant::now()),
     };
     me.out.bytes(MAGIC);
     loop {
-        let going_on = match happened.recv_timeout(Duration::from_millis(500)) {
+        let mut going_on = match happened.recv_timeout(Duration::from_millis(500)) {
             Ok(event) => me.take(event),
             Err(RecvTimeoutError::Timeout) => true,
             Err(RecvTimeoutError::Disconnected) => false,
         };
+        // All that has arrived counts before the launcher is judged.
+        while going_on && let Ok(event) = happened.try_recv() {
+            going_on = me.take(event);
+        }
         if me.hello_by.is_some_and(|at| me.agent || Instant::now() >= at) {
             me.answer_hello();
         }
@@ -162,14 +158,14 @@ impl Supervisor {
     fn take(&mut self, event: Happened) -> bool {
         match event {
             Happened::Launcher(message) => {
-                self.heard = Instant::now();
+                self.launcher.heard(Instant::now());
                 return self.obey(*message);
             }
             Happened::LauncherGone => return false,
             Happened::Signal(signals::CHILD) => self.reap(),
             Happened::Signal(signal) => {
                 if signal == signals::TERMINATE {
-                    self.terminated = self.terminated.or(Some(Instant::now()));
+                    self.launcher.terminated(Instant::now());
                 }
                 self.out.say(&FromSupervisor::Signalled { signal });
             }
@@ -189,11 +185,9 @@ impl Supervisor {
     }
 
     /// Whether the launcher is gone.
-    fn is_orphan(&self) -> bool {
+    fn is_orphan(&mut self) -> bool {
         let slice = self.setup.as_ref().is_some_and(|s| s.slice.is_some());
-        let patience = if slice { AFTER_TERM_SLICE } else { AFTER_TERM };
-        let silent = self.heard.elapsed();
-        silent >= SILENCE || (silent >= patience && self.terminated.is_some_and(|at| at.elapsed() >= patience))
+        self.launcher.is_orphan(Instant::now(), slice)
     }
 
     /// Ends the ranks, and in the base gives the slices back that nobody else would for a while.

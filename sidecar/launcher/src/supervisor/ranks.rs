@@ -5,6 +5,7 @@ use crate::environment;
 use pliant_protocol::step::{self, FromSupervisor, Spawn};
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, wait};
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -126,8 +127,7 @@ impl Supervisor {
                 signal: status.terminating_signal(),
             });
         }
-        let last = self.ranks.iter().map(|r| r.generation).max();
-        self.ranks.retain(|r| !r.ended || Some(r.generation) == last);
+        forget(&mut self.ranks);
     }
 
     /// Lets the last words of a rank go out before its end is told.
@@ -168,6 +168,17 @@ impl Supervisor {
     }
 }
 
+/// Generations that are over and still known: the last word of a rank may come after its end.
+const KNOWN: usize = 4;
+
+/// Forgets ranks whose generation has long been over. One of which a process lives is known whole.
+fn forget(ranks: &mut Vec<Rank>) {
+    let alive: BTreeSet<u32> = ranks.iter().filter(|r| !r.ended).map(|r| r.generation).collect();
+    let all: BTreeSet<u32> = ranks.iter().map(|r| r.generation).collect();
+    let last: BTreeSet<u32> = all.into_iter().rev().take(KNOWN).collect();
+    ranks.retain(|r| alive.contains(&r.generation) || last.contains(&r.generation));
+}
+
 /// Passes on what a rank prints.
 fn listen(mut from: Box<dyn Read + Send>, stream: u8, rank: u32, out: ToLauncher, readers: Arc<AtomicUsize>) {
     readers.fetch_add(1, Ordering::AcqRel);
@@ -188,6 +199,23 @@ fn listen(mut from: Box<dyn Read + Send>, stream: u8, rank: u32, out: ToLauncher
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_is_known_after_its_end() {
+        let rank = |generation: u32, rank: u32, ended: bool| {
+            let pid = Pid::from_raw(1_000).unwrap();
+            Rank { generation, rank, covers: 1, pid, begun: Instant::now(), ended }
+        };
+        // Generation 1 leaves while 9 waits on hold; 2 to 8 were growths that came to nothing.
+        let mut ranks: Vec<Rank> = (2..9).map(|g| rank(g, 0, true)).collect();
+        ranks.extend([rank(1, 0, true), rank(1, 1, false), rank(9, 0, false)]);
+        forget(&mut ranks);
+        let left: Vec<_> = ranks.iter().map(|r| (r.generation, r.rank)).collect();
+        assert_eq!(left, [(6, 0), (7, 0), (8, 0), (1, 0), (1, 1), (9, 0)]);
+        let mut two = vec![rank(1, 0, true), rank(2, 0, false)];
+        forget(&mut two);
+        assert_eq!(two.len(), 2, "a word of the old world may still come");
+    }
 
     #[test]
     fn a_reserved_port_is_taken_and_can_be_taken_over() {

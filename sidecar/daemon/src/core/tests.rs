@@ -24,7 +24,7 @@ fn id() -> String {
 
 fn core(dir: &Path) -> Core {
     let journal = Journal::open(&dir.join("journal.sqlite")).unwrap();
-    let mut core = Core::new(Settings { patience: 5, stale_after: 40 }, journal, id).unwrap();
+    let mut core = Core::new(Settings { patience: 5, stale_after: 40, grace_max: 600 }, journal, id).unwrap();
     for n in ["n0", "n1"] {
         core.on_agent(n.into(), Agent { software: String::new(), skew_ms: 0, facts: vec![] });
     }
@@ -44,7 +44,14 @@ fn node(name: &str, used: u32) -> NodeRecord {
 }
 
 fn running(job: u32) -> JobRecord {
-    JobRecord { job_id: job, user_id: UID, state: "RUNNING".into(), nodes: Some("n0".into()), ..JobRecord::default() }
+    JobRecord {
+        job_id: job,
+        user_id: UID,
+        state: "RUNNING".into(),
+        nodes: Some("n0".into()),
+        batch_host: Some("n0".into()),
+        ..JobRecord::default()
+    }
 }
 
 fn slice(job: u32, base: u32, instance: &str) -> JobRecord {
@@ -73,6 +80,7 @@ fn wants(job: u32, gpus: u32) -> JobRecord {
 
 fn view(jobs: Vec<JobRecord>, used: (u32, u32)) -> SlurmView {
     SlurmView {
+        tiers: std::collections::BTreeMap::new(),
         jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(),
         nodes: vec![node("n0", used.0), node("n1", used.1)],
         partitions: ["n0", "n1"].map(|n| (n.into(), vec!["gpu".to_owned()])).into(),
@@ -136,11 +144,23 @@ fn cancelled(core: &mut Core) -> Vec<u32> {
     core.take_effects().into_iter().filter_map(job).collect()
 }
 
+/// Feeds a view, and lets what follows from it be decided.
+fn look(core: &mut Core, view: SlurmView, now: Now) {
+    core.on_view(view, now, now);
+    core.settle(now);
+}
+
+/// Feeds a status, likewise.
+fn tell(core: &mut Core, status: JobStatus, now: Now) {
+    core.on_status("n0".into(), UID, status, now);
+    core.settle(now);
+}
+
 /// A job of 2 GPUs on n0 that has just been told to grow.
 fn growing(dir: &Path) -> (Core, OrderId) {
     let mut core = core(dir);
-    core.on_view(view(vec![running(7)], (2, 0)), at(0), at(0));
-    core.on_status("n0".into(), UID, status(7), at(1));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(0));
+    tell(&mut core, status(7), at(1));
     let orders = orders(&mut core);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert!(matches!(&orders[0], Order::Grow { slices, .. } if slices[0].gpus == 6));
@@ -158,7 +178,7 @@ fn a_growth_passes_every_arrow_once() {
     let (mut core, id) = growing(dir.path());
     for state in [State::Requested, State::Granted, State::Granted, State::Joined] {
         let s = JobStatus { order: Some(told(&id, Kind::Grow, state, &[11])), ..status(7) };
-        core.on_status("n0".into(), UID, s, at(2));
+        tell(&mut core, s, at(2));
         assert!(orders(&mut core).is_empty(), "one resize at a time");
     }
     let s = JobStatus {
@@ -170,8 +190,8 @@ fn a_growth_passes_every_arrow_once() {
         ],
         ..status(7)
     };
-    core.on_status("n0".into(), UID, s.clone(), at(3));
-    core.on_status("n0".into(), UID, s, at(8));
+    tell(&mut core, s.clone(), at(3));
+    tell(&mut core, s, at(8));
     use State::*;
     assert_eq!(arrows(&core, 7), [Proposed, Requested, Granted, Announced, Joined, Settled]);
     assert_eq!(core.resizes.len(), 0);
@@ -196,12 +216,12 @@ fn a_restart_takes_up_what_was_open() {
     // The launcher has it already: it goes on from there.
     let mut core1 = core(dir.path());
     let s = JobStatus { order: Some(told(&id, Kind::Grow, State::Granted, &[11])), ..status(7) };
-    core1.on_status("n0".into(), UID, s, at(10));
+    tell(&mut core1, s, at(10));
     assert_eq!(core1.resizes.of(JobId(7)).unwrap().state, State::Granted);
     drop(core1);
     // The launcher no longer knows it: undone, with the reason.
     let mut core2 = core(dir.path());
-    core2.on_status("n0".into(), UID, status(7), at(20));
+    tell(&mut core2, status(7), at(20));
     assert_eq!(core2.resizes.len(), 0);
     let last = core2.journal.history(JobId(7), 100).unwrap().pop().unwrap();
     assert!(matches!(last.reason, Reason::Recovered { .. }));
@@ -212,18 +232,18 @@ fn a_withdrawn_growth_backs_off() {
     let dir = tempfile::tempdir().unwrap();
     let (mut core, id) = growing(dir.path());
     let s = JobStatus { done: vec![told(&id, Kind::Grow, State::Undone, &[])], ..status(7) };
-    core.on_status("n0".into(), UID, s.clone(), at(6));
-    core.on_view(view(vec![running(7)], (2, 0)), at(7), at(7));
+    tell(&mut core, s.clone(), at(6));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(7));
     assert!(orders(&mut core).is_empty());
     assert_eq!(core.notes[&JobId(7)], Reason::BackOff { left: 4 });
-    core.on_view(view(vec![running(7)], (2, 0)), at(12), at(12));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(12));
     assert_eq!(orders(&mut core).len(), 1);
 }
 
 fn lent(dir: &Path) -> Core {
     let mut core = core(dir);
-    core.on_view(view(vec![running(7), slice(11, 7, "one")], (2, 6)), at(0), at(0));
-    core.on_status("n0".into(), UID, JobStatus { slices: vec![held(11)], ..status(7) }, at(1));
+    look(&mut core, view(vec![running(7), slice(11, 7, "one")], (2, 6)), at(0));
+    tell(&mut core, JobStatus { slices: vec![held(11)], ..status(7) }, at(1));
     assert!(orders(&mut core).is_empty());
     core
 }
@@ -232,14 +252,14 @@ fn lent(dir: &Path) -> Core {
 fn a_pending_job_gets_its_gpus_and_the_shrink_is_confirmed_by_slurm() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = lent(dir.path());
-    core.on_view(view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(2), at(2));
+    look(&mut core, view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(2));
     let orders = orders(&mut core);
     let Order::Shrink { id, slices, grace, .. } = &orders[0] else { panic!("{orders:?}") };
     assert_eq!((slices.as_slice(), *grace), ([JobId(11)].as_slice(), 60));
     let s = JobStatus { done: vec![told(id, Kind::Shrink, State::Released, &[11])], ..status(7) };
-    core.on_status("n0".into(), UID, s.clone(), at(3));
+    tell(&mut core, s.clone(), at(3));
     assert_eq!(core.resizes.of(JobId(7)).unwrap().state, State::Released, "Slurm still shows the slice");
-    core.on_view(view(vec![running(7), wants(20, 14)], (2, 0)), at(4), at(4));
+    look(&mut core, view(vec![running(7), wants(20, 14)], (2, 0)), at(4));
     assert_eq!(core.resizes.len(), 0);
     assert_eq!(arrows(&core, 7).last(), Some(&State::Confirmed));
     assert!(self::orders(&mut core).is_empty(), "what was released is kept for the job that waits");
@@ -250,15 +270,15 @@ fn a_script_that_stays_beyond_its_grace_loses_its_slices() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = lent(dir.path());
     let pending = || view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6));
-    core.on_view(pending(), at(2), at(2));
+    look(&mut core, pending(), at(2));
     let id = orders(&mut core)[0].id().clone();
     let announced = JobStatus {
         order: Some(told(&id, Kind::Shrink, State::Announced, &[11])),
         slices: vec![held(11)],
         ..status(7)
     };
-    core.on_status("n0".into(), UID, announced, at(3));
-    core.on_view(pending(), at(60), at(60));
+    tell(&mut core, announced, at(3));
+    look(&mut core, pending(), at(60));
     core.tick(at(71));
     assert!(cancelled(&mut core).is_empty());
     core.tick(at(72));
@@ -272,14 +292,14 @@ fn slices_without_a_base_are_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = core(dir.path());
     let ended = JobRecord { state: "CANCELLED".into(), ..running(7) };
-    core.on_view(view(vec![ended, slice(11, 7, "one")], (0, 6)), at(0), at(0));
+    look(&mut core, view(vec![ended, slice(11, 7, "one")], (0, 6)), at(0));
     assert_eq!(cancelled(&mut core), [11], "Slurm says that the base has ended");
     // The base runs and nobody has registered: its launcher may be about to.
     let lone = || view(vec![running(7), slice(12, 7, "one")], (2, 6));
-    core.on_view(lone(), at(10), at(10));
-    core.on_view(lone(), at(50), at(50));
+    look(&mut core, lone(), at(10));
+    look(&mut core, lone(), at(50));
     assert!(cancelled(&mut core).is_empty());
-    core.on_view(lone(), at(56), at(56));
+    look(&mut core, lone(), at(56));
     assert_eq!(cancelled(&mut core), [12]);
 }
 
@@ -287,11 +307,11 @@ fn slices_without_a_base_are_cancelled() {
 fn a_requeued_base_is_another_instance() {
     let dir = tempfile::tempdir().unwrap();
     let (mut core, _) = growing(dir.path());
-    core.on_status("n0".into(), UID, JobStatus { instance: "two".into(), ready: false, ..status(7) }, at(5));
+    tell(&mut core, JobStatus { instance: "two".into(), ready: false, ..status(7) }, at(5));
     assert_eq!(core.resizes.len(), 0);
     let v = || view(vec![running(7), slice(11, 7, "one")], (2, 6));
-    core.on_view(v(), at(6), at(6));
-    core.on_view(v(), at(60), at(60));
+    look(&mut core, v(), at(6));
+    look(&mut core, v(), at(60));
     assert_eq!(cancelled(&mut core), [11]);
 }
 
@@ -299,7 +319,7 @@ fn a_requeued_base_is_another_instance() {
 fn nobody_registers_another_users_job() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = core(dir.path());
-    core.on_view(view(vec![running(7)], (2, 0)), at(0), at(0));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(0));
     core.on_status("n0".into(), UID + 1, status(7), at(1));
     assert!(core.jobs.is_empty() && orders(&mut core).is_empty());
 }
@@ -308,8 +328,8 @@ fn nobody_registers_another_users_job() {
 fn a_stale_view_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut core = core(dir.path());
-    core.on_view(view(vec![running(7)], (2, 0)), at(0), at(0));
-    core.on_status("n0".into(), UID, status(7), at(100));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(0));
+    tell(&mut core, status(7), at(100));
     assert!(orders(&mut core).is_empty());
     assert_eq!(core.notes[&JobId(7)], Reason::StaleView { age: 100 });
 }
@@ -320,13 +340,13 @@ fn a_journal_that_takes_no_writes_stops_new_resizes_only() {
     let mut core = core(dir.path());
     let other = rusqlite::Connection::open(dir.path().join("journal.sqlite")).unwrap();
     other.execute_batch("ALTER TABLE events RENAME TO gone").unwrap();
-    core.on_view(view(vec![running(7)], (2, 0)), at(0), at(0));
-    core.on_status("n0".into(), UID, status(7), at(1));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(0));
+    tell(&mut core, status(7), at(1));
     assert!(orders(&mut core).is_empty() && !core.durable);
     assert_eq!(core.jobs.len(), 1);
     other.execute_batch("ALTER TABLE gone RENAME TO events").unwrap();
-    core.on_view(view(vec![running(7)], (2, 0)), at(2), at(2));
-    core.on_view(view(vec![running(7)], (2, 0)), at(3), at(3));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(2));
+    look(&mut core, view(vec![running(7)], (2, 0)), at(3));
     assert_eq!(orders(&mut core).len(), 1, "and they begin again when it does");
 }
 
@@ -340,9 +360,92 @@ fn a_preemption_by_slurm_is_adopted() {
         slices: vec![held(11)],
         ..status(7)
     };
-    core.on_status("n0".into(), UID, s, at(2));
+    tell(&mut core, s, at(2));
     let open = core.resizes.of(JobId(7)).unwrap();
     assert_eq!((open.id.clone(), open.state, open.before), (own, State::Announced, 2));
-    core.on_view(view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(3), at(3));
+    look(&mut core, view(vec![running(7), slice(11, 7, "one"), wants(20, 14)], (2, 6)), at(3));
     assert!(orders(&mut core).is_empty(), "nothing else is taken from that job meanwhile");
+}
+
+#[test]
+fn no_launcher_has_another_job_cancelled() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut core = lent(dir.path());
+    let victim = || JobRecord { user_id: 1, ..running(999) };
+    let v = || view(vec![running(7), slice(11, 7, "one"), wants(20, 14), victim()], (2, 6));
+    look(&mut core, v(), at(2));
+    let id = orders(&mut core)[0].id().clone();
+    let lie = JobStatus {
+        grace: 0,
+        order: Some(told(&id, Kind::Shrink, State::Announced, &[999])),
+        slices: vec![held(11), held(999)],
+        ..status(7)
+    };
+    tell(&mut core, lie, at(3));
+    look(&mut core, v(), at(30));
+    core.tick(at(80));
+    let all = cancelled(&mut core);
+    assert!(!all.contains(&999), "{all:?}");
+    // The same with a resize of its own.
+    let own = OrderId("l-9".into());
+    let lie = JobStatus {
+        order: Some(told(&own, Kind::Shrink, State::Announced, &[999])),
+        slices: vec![held(999)],
+        ..status(7)
+    };
+    tell(&mut core, lie, at(81));
+    look(&mut core, v(), at(82));
+    core.tick(at(110));
+    let all = cancelled(&mut core);
+    assert!(!all.contains(&999), "{all:?}");
+}
+
+#[test]
+fn the_silence_of_an_agent_that_is_away_proves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut core = lent(dir.path());
+    core.on_agent_gone(&"n0".into(), at(2));
+    let v = || view(vec![running(7), slice(11, 7, "one")], (2, 6));
+    for t in [3, 50, 100, 1000] {
+        look(&mut core, v(), at(t));
+    }
+    assert!(cancelled(&mut core).is_empty(), "the leases decide");
+    // The agent is back and knows no launcher.
+    core.on_agent("n0".into(), Agent { software: String::new(), skew_ms: 0, facts: vec![] });
+    look(&mut core, v(), at(1001));
+    look(&mut core, v(), at(1040));
+    assert!(cancelled(&mut core).is_empty(), "it may be about to connect");
+    look(&mut core, v(), at(1047));
+    assert_eq!(cancelled(&mut core), [11]);
+}
+
+#[test]
+fn a_status_that_makes_no_sense_is_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut core = core(dir.path());
+    look(&mut core, view(vec![running(7)], (2, 0)), at(0));
+    let huge = SliceStatus { gpus: u32::MAX, ..held(11) };
+    let zero = pliant_model::GpuRange { min: None, max: 8, step: 0 };
+    let many = vec![told(&OrderId("l-1".into()), Kind::Shrink, State::Undone, &[]); 9];
+    for bad in [
+        JobStatus { range: zero, ..status(7) },
+        JobStatus { slices: vec![huge.clone(), huge], ..status(7) },
+        JobStatus { done: many, ..status(7) },
+        JobStatus { base_gpus: 9, ..status(7) },
+    ] {
+        tell(&mut core, bad, at(1));
+        assert!(core.jobs.is_empty());
+    }
+    tell(&mut core, JobStatus { grace: u64::MAX, ..status(7) }, at(2));
+    assert_eq!(core.jobs[&JobId(7)].status.grace, 600, "never more than the site allows");
+}
+
+#[test]
+fn an_order_that_nobody_takes_up_expires() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut core, _) = growing(dir.path());
+    core.tick(at(41));
+    assert_eq!(core.resizes.len(), 1);
+    core.tick(at(42));
+    assert_eq!(core.resizes.len(), 0);
 }

@@ -1,0 +1,3 @@
+//! What goes wrong, and what must not come of it.
+
+use super::*;
