@@ -85,11 +85,7 @@ fn env(name: &str) -> Option<String> {
 }
 
 /// Asks until Slurm answers, or `until`: a controller that is being restarted ends no job at its start.
-fn patiently<T>(
-    until: Instant,
-    pause: Duration,
-    mut ask: impl FnMut() -> Result<T, Refusal>,
-) -> Result<T, Refusal> {
+fn patiently<T>(until: Instant, pause: Duration, mut ask: impl FnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let mut said = false;
     loop {
         match ask() {

@@ -173,7 +173,7 @@ pub fn show_partition(name: &str) -> Result<String, SlurmError> {
 /// # Errors
 /// When Slurm does not answer.
 pub fn node_addr(node: &NodeName) -> Result<String, SlurmError> {
-    let answer = ask("scontrol", &["show", "node", node.as_str()], LOOK)?;
+    let answer = ask("scontrol", &["-a", "show", "node", node.as_str()], LOOK)?;
     let addr = answer.split_whitespace().find_map(|w| w.strip_prefix("NodeAddr="));
     Ok(addr.unwrap_or(node.as_str()).to_owned())
 }
@@ -184,7 +184,7 @@ pub fn node_addr(node: &NodeName) -> Result<String, SlurmError> {
 /// # Errors
 /// When Slurm does not answer.
 pub fn partition_gpus(name: &str, taken: u32) -> Result<(u32, Option<u32>), SlurmError> {
-    let answer = ask("sinfo", &["-h", "-a", "-N", "-p", name, "-o", "%N|%G|%c"], LOOK)?;
+    let answer = ask("sinfo", &["-h", "-N", "-p", name, "-o", "%N|%G|%c"], LOOK)?;
     let mut seen = std::collections::BTreeSet::new();
     let (mut all, mut share) = (0u32, None::<u32>);
     for line in answer.lines() {
@@ -392,7 +392,8 @@ impl Template {
         });
         let (mut slurm, mut expected_start) = ("no answer".to_owned(), None);
         if let Some(id) = id
-            && let Ok(answer) = ask("squeue", &["-h", "--all", "-j", &id.to_string(), "-o", "%r|%S"], Duration::from_secs(5))
+            && let Ok(answer) =
+                ask("squeue", &["-h", "--all", "-j", &id.to_string(), "-o", "%r|%S"], Duration::from_secs(5))
             && let Some((reason, start)) = answer.trim().split_once('|')
         {
             slurm = reason.to_owned();
@@ -493,6 +494,8 @@ mod tests {
         assert!(matches!(e, SlurmError::Timeout { .. }) && begun.elapsed() < Duration::from_secs(5), "{e}");
         let e = ask("sh", &["-c", "echo bad >&2; exit 3"], Duration::from_secs(5)).unwrap_err();
         assert_eq!(e.to_string(), "sh -c echo bad >&2; exit 3: bad");
+        let e = ask("head", &["-c", "5000000", "/dev/zero"], Duration::from_secs(10)).unwrap_err();
+        assert!(matches!(e, SlurmError::Failed { .. }), "an answer without end is none: {e}");
         assert!(matches!(ask("/no/such", &[], LOOK), Err(SlurmError::Start { .. })));
     }
 

@@ -107,7 +107,7 @@ impl Core {
             self.blame(unit);
             return;
         }
-        if self.failing.is_some() || self.leaves_broken() || self.never_started(rank, end) {
+        if self.failing.is_some() || self.leaves_broken() || self.never_started(rank, unit, end) {
             return;
         }
         let slices = self.slices();
@@ -144,9 +144,12 @@ impl Core {
     }
 
     /// A process on hold that has given up waiting for the agent: the same world starts again without hold.
-    fn never_started(&mut self, rank: u32, end: End) -> bool {
+    fn never_started(&mut self, rank: u32, unit: UnitId, end: End) -> bool {
+        // torchrun ends with a code of its own.
+        let away = self.settings.torchrun && self.units.get(&unit).is_some_and(|u| !u.agent);
+        let held = away || end == End::Code(HELD);
         let at = usize::try_from(rank).unwrap_or(usize::MAX);
-        let Some(running) = self.running.as_mut().filter(|g| g.hold && end == End::Code(HELD)) else { return false };
+        let Some(running) = self.running.as_mut().filter(|g| g.hold && held) else { return false };
         if running.ranks.get(at).is_none_or(|r| r.stepped) {
             return false;
         }

@@ -321,12 +321,11 @@ impl Core {
         let Some(found) = self.generation(generation) else { return };
         let at = usize::try_from(rank).unwrap_or(usize::MAX);
         let Some(unit) = found.ranks.get(at).map(|r| r.unit) else { return };
-        let excused = found.committed && end == End::Code(0);
         let mut left = true;
         for (i, r) in found.ranks.iter_mut().enumerate() {
             if i == at || (torchrun && r.unit == unit) {
                 r.end = r.end.or(Some((end, now)));
-                left &= r.left.is_some() || excused;
+                left &= r.left.is_some();
             }
         }
         if running == Some(generation) {
