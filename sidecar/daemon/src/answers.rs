@@ -72,7 +72,7 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
 fn job_view(core: &Core, base: JobId) -> Option<JobView> {
     let job = core.jobs.get(&base)?;
     Some(JobView {
-        user: core.view.jobs.get(&base).and_then(|r| r.user_name.clone()).unwrap_or_else(|| job.uid.to_string()),
+        user: core.names.get(&job.uid).cloned().unwrap_or_else(|| job.uid.to_string()),
         status: job.status.clone(),
         connected: job.connected,
         now: core.notes.get(&base).cloned(),

@@ -20,7 +20,7 @@ use pliant_model::NodeName;
 use pliant_protocol::admin::{Reply, Request};
 use pliant_protocol::config::Config;
 use pliant_protocol::peer::{FromAgent, ToAgent};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ enum Input {
     AgentGone { connection: u64 },
     /// `pliant` asks.
     Admin { uid: u32, request: Request, back: oneshot::Sender<Reply> },
+    /// The name of a user.
+    Name { uid: u32, name: String },
     /// Whether we have operator rights.
     Operator(Option<bool>),
     /// A second has passed.
@@ -131,10 +133,18 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tokio::spawn(agents::listen(listener, munge, me, inputs.clone()));
     tokio::spawn(slurm::run(port, Arc::clone(&soon), to_cancel, inputs.clone()));
     tokio::spawn(watch_rights(config.slurm.conf.clone(), inputs.clone()));
-    tokio::spawn(tick(inputs));
+    tokio::spawn(tick(inputs.clone()));
     tracing::info!("pliantd {} on {}", pliant_protocol::SOFTWARE, config.daemon.listen);
-    let reactor =
-        Reactor { core, connections: BTreeMap::new(), cancels, soon, operator: None, since: now().wall_ms / 1000 };
+    let reactor = Reactor {
+        core,
+        connections: BTreeMap::new(),
+        cancels,
+        soon,
+        operator: None,
+        since: now().wall_ms / 1000,
+        inputs,
+        asked: BTreeSet::new(),
+    };
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         () = reactor.run(mailbox) => {}
@@ -174,6 +184,9 @@ struct Reactor {
     soon: Arc<Notify>,
     operator: Option<bool>,
     since: u64,
+    inputs: mpsc::Sender<Input>,
+    /// Users whose name has been asked for.
+    asked: BTreeSet<u32>,
 }
 
 impl Reactor {
@@ -214,7 +227,11 @@ impl Reactor {
                     return;
                 };
                 match *message {
-                    FromAgent::Status { uid, status } => self.core.on_status(node.clone(), uid, *status, now),
+                    FromAgent::Status { uid, status } => {
+                        let node = node.clone();
+                        self.look_up(uid);
+                        self.core.on_status(node, uid, *status, now);
+                    }
                     FromAgent::Gone { base, instance } => self.core.on_gone(base, &instance, now),
                     FromAgent::Cancelled { slice, reason } => self.core.on_cancelled(slice, &reason, now),
                     FromAgent::Hello { .. } | FromAgent::Pong { .. } => {}
@@ -231,8 +248,21 @@ impl Reactor {
                 let process = answers::Process { since: self.since, operator: self.operator };
                 let _ = back.send(answers::answer(&self.core, asker, &request, process, now));
             }
+            Input::Name { uid, name } => drop(self.core.names.insert(uid, name)),
             Input::Operator(found) => self.operator = found,
             Input::Tick => self.core.tick(now),
+        }
+    }
+
+    /// Has the name of a user looked up, once: the answer may take its time (LDAP) and comes as an input.
+    fn look_up(&mut self, uid: u32) {
+        if self.asked.insert(uid) {
+            let inputs = self.inputs.clone();
+            tokio::spawn(async move {
+                if let Some(name) = slurm::user_name(uid).await {
+                    let _ = inputs.send(Input::Name { uid, name }).await;
+                }
+            });
         }
     }
 

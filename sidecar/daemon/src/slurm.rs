@@ -211,6 +211,12 @@ pub async fn operator(conf: &std::path::Path) -> Option<bool> {
     Some(level.trim().starts_with("oper") || level.trim().starts_with("admin"))
 }
 
+/// The name of a user, from wherever the system has it.
+pub async fn user_name(uid: u32) -> Option<String> {
+    let line = printed("getent", &["passwd", &uid.to_string()], std::path::Path::new("")).await?;
+    line.split(':').next().filter(|n| !n.is_empty()).map(str::to_owned)
+}
+
 /// What a command prints; `None` where it fails or takes more than 10 s.
 async fn printed(program: &str, args: &[&str], conf: &std::path::Path) -> Option<String> {
     let mut command = Command::new(program);

@@ -132,6 +132,8 @@ pub struct Core {
     pub resizes: Resizes,
     /// The journal.
     pub journal: Journal,
+    /// Names of the jobs' owners, as far as they have been looked up.
+    pub names: BTreeMap<u32, String>,
     /// Whether the last write to the journal worked: no new resizes otherwise.
     pub durable: bool,
     fitting: BTreeMap<JobId, Seconds>,
@@ -161,6 +163,7 @@ impl Core {
             notes: BTreeMap::new(),
             resizes: Resizes::restore(&journal)?,
             journal,
+            names: BTreeMap::new(),
             durable: true,
             fitting: BTreeMap::new(),
             served: BTreeMap::new(),

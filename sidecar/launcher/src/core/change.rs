@@ -273,8 +273,10 @@ impl Core {
             running.committed = true;
         }
         if change.status.kind == Kind::Grow {
-            // Nobody waits: the ranks may save as long as any notice may last.
-            let patience = self.settings.grace_max.max(change.grace);
+            // Nobody waits: the ranks may save as long as any notice may last. A growth is only ordered
+            // after the first step: a script that has not asked whether to leave by then never does.
+            let asks = self.running.as_ref().is_some_and(|g| g.passed() > 0);
+            let patience = if asks { self.settings.grace_max.max(change.grace) } else { change.grace };
             change.deadline = Some(self.now + patience.saturating_mul(1_000));
         }
         change.stage = Stage::Leaving;

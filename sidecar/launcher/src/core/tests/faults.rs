@@ -32,12 +32,12 @@ impl Stage {
     }
 
     /// Votes for both ranks of the base, whose ranks then neither leave nor end by themselves.
-    fn agree_by_hand(&mut self) {
+    fn agree_by_hand(&mut self, passed: u64) {
         self.done.clear();
         let generation = self.core.status().generation;
         let boundary = self.core.running.as_ref().unwrap().proposed;
         for rank in 0..2 {
-            let vote = FromSupervisor::Vote { generation, rank, boundary, accept: true, passed: 0 };
+            let vote = FromSupervisor::Vote { generation, rank, boundary, accept: true, passed };
             let effects = self.core.handle(Event::UnitSays { unit: UnitId(0), message: vote }, self.now);
             self.done.extend(effects);
         }
@@ -89,7 +89,7 @@ fn a_growth_lets_its_ranks_save_as_long_as_it_takes() {
     let mut s = Stage::new(&[2], "2-8");
     s.obedient = false;
     s.grow("g", &[("n2", 2)]);
-    s.agree_by_hand();
+    s.agree_by_hand(1);
     s.pass(90_000);
     assert_eq!(s.kills(), 0, "grace 20 s, grace_max 100 s");
     s.exited(UnitId(0), 0, 0);
@@ -99,10 +99,20 @@ fn a_growth_lets_its_ranks_save_as_long_as_it_takes() {
     let mut s = Stage::new(&[2], "2-8");
     s.obedient = false;
     s.grow("g", &[("n2", 2)]);
-    s.agree_by_hand();
+    s.agree_by_hand(1);
     s.shrink("s", &[101]);
     s.pass(21_000);
     assert_eq!(s.kills(), 1);
+}
+
+#[test]
+fn a_growth_does_not_wait_for_a_script_that_never_asks() {
+    let mut s = Stage::new(&[2], "2-8");
+    s.obedient = false;
+    s.grow("g", &[("n2", 2)]);
+    s.agree_by_hand(0);
+    s.pass(21_000);
+    assert_eq!(s.kills(), 1, "its grace of 20 s is over");
 }
 
 #[test]
@@ -110,7 +120,7 @@ fn a_world_on_hold_whose_agent_goes_is_started_again() {
     let mut s = Stage::new(&[2], "2-8");
     s.obedient = false;
     s.grow("g", &[("n2", 2)]);
-    s.agree_by_hand();
+    s.agree_by_hand(1);
     let unit = s.unit_of(101);
     s.says(unit, FromSupervisor::Agent { connected: false });
     s.exited(UnitId(0), 0, 0);
@@ -137,7 +147,7 @@ fn an_exit_after_a_commit_is_no_end_of_the_training() {
     let mut s = Stage::new(&[2], "2-8");
     s.obedient = false;
     s.grow("g", &[("n2", 2)]);
-    s.agree_by_hand();
+    s.agree_by_hand(1);
     // The agent has died: no word of leaving comes.
     s.exited(UnitId(0), 0, 0);
     s.exited(UnitId(0), 1, 0);
@@ -252,7 +262,7 @@ fn a_rank_that_cannot_follow_is_no_failure() {
     let mut s = Stage::new(&[2], "2-8");
     s.obedient = false;
     s.grow("g", &[("n2", 2)]);
-    s.agree_by_hand();
+    s.agree_by_hand(1);
     s.says(UnitId(0), FromSupervisor::Left { generation: 1, rank: 0, boundary: 2 });
     // The commit reaches rank 1 too late: its collective fails while rank 0 still saves.
     s.exited(UnitId(0), 1, 1);
