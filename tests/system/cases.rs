@@ -142,8 +142,9 @@ fn torchrun_gets_its_world() {
     let text =
         "import os,time\nos.write(1, 'rank {RANK} of {WORLD_SIZE}\\n'.format(**os.environ).encode())\ntime.sleep(5)\n";
     std::fs::write(&script, text).unwrap();
-    // Debian 12's torchrun (1.13 under Python 3.11) starts nothing without these two.
-    let before = "export PET_REDIRECTS=9:1 PET_TEE=9:1";
+    // Debian 12's torchrun (1.13 under Python 3.11) starts nothing without the first two, Debian 13's (2.6, built
+    // without libuv) nothing without the third.
+    let before = "export PET_REDIRECTS=9:1 PET_TEE=9:1 USE_LIBUV=0";
     let options = Options { elastic: None, before, ..Options::default() };
     let options = options.sbatch(&["--nodes=2", "--gpus-per-node=2"]);
     let command =

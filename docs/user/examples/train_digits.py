@@ -119,6 +119,8 @@ def main():
     optimizer = torch.optim.SGD(network.parameters(), lr=args.learning_rate, momentum=0.9)
     step = load(args.checkpoint, network, optimizer)
     if world.size > 1:
+        # Debian's torch is built without libuv and asks for it all the same.
+        os.environ.setdefault("USE_LIBUV", "0")
         dist.init_process_group("nccl" if cuda else "gloo", rank=world.rank, world_size=world.size)
         model = nn.parallel.DistributedDataParallel(network)
     else:

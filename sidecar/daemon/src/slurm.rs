@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 /// How long the bridge may take for one answer. slurmctld may be busy; beyond this it is taken for hung.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Least time between two looks, whoever asks.
-const LEAST_GAP: Duration = Duration::from_secs(1);
+const LEAST_GAP: Duration = Duration::from_millis(500);
 /// How long an answer about partitions is used.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(60);
 /// Longest wait between two attempts.
