@@ -118,6 +118,18 @@ fn a_range_that_does_not_fit_is_refused_by_pliant_run() {
     }
 }
 
+/// 1 MiB of text in a line of the script.
+#[test]
+fn a_mebibyte_of_text_stops_the_submission_with_one_line() {
+    let script = LAB.home(LAB.user(0)).join("mebibyte.sh");
+    let text = format!("#!/bin/bash\n#SBATCH --gpus=1\n#SBATCH --elastic={}\ntrue\n", "8".repeat(1 << 20));
+    std::fs::write(&script, text).unwrap();
+    let output = run("sbatch", &[&script.to_string_lossy()], &[]);
+    let stderr = self::text(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("[MIN-]MAX[:STEP]"), "{}", stderr.len());
+    assert!(stderr.len() < 1000, "{} bytes", stderr.len());
+}
+
 /// Case B46 in files: the same flags as #SBATCH lines.
 #[test]
 fn sbatch_lines_in_the_script_count() {

@@ -128,7 +128,8 @@ pub struct OrderStatus {
     pub reason: Reason,
     /// When each arrow was passed.
     pub times: Vec<(State, Millis)>,
-    /// Grow: the longest time from exec to the client's first word among the newcomers; `None` without a client.
+    /// Grow: the longest time from exec to the client's first word in the new world, all of whose processes are new in
+    /// restart mode; `None` without a client.
     pub load_ms: Option<Millis>,
 }
 

@@ -433,7 +433,7 @@ impl Core {
         };
         let newcomers: Vec<UnitId> = change.coming.iter().filter_map(|c| c.unit).collect();
         let mine = || running.ranks.iter().filter(|r| newcomers.contains(&r.unit));
-        change.status.load_ms = mine().filter_map(|r| r.ready).max();
+        change.status.load_ms = running.ranks.iter().filter_map(|r| r.ready).max();
         let alone = running.settled(self.now, self.alone_after());
         if alone || mine().all(|r| r.stepped) {
             self.reach(&mut change, State::Joined);
