@@ -60,8 +60,9 @@ fn the_agent_serves_only_processes_of_the_job() {
     }
     // From another user's own job: a status for this base is not believed.
     let program = format!(
-        "import json,socket,struct,time\ns=socket.socket(socket.AF_UNIX)\ns.connect('{}')\n\
-         def send(m):\n b=json.dumps(m).encode(); s.sendall(struct.pack('>I',len(b))+b)\n\
+        "import json,socket,struct,time\ndef send(m):\n b=json.dumps(m).encode(); s.sendall(struct.pack('>I',len(b))+b)\n\
+         def dial():\n s=socket.socket(socket.AF_UNIX); s.connect('{}'); return s\n\
+         s=dial(); send(dict(type='hello',version=99,role='supervisor')); print(s.recv(4096), flush=True)\ns=dial()\n\
          send(dict(type='hello',version=1,role='launcher',instance='evil'))\n\
          send(dict(type='holds',tokens=['x']))\n\
          send(dict(type='lease',base={},instance='evil'))\ntime.sleep(2)\n",
@@ -70,13 +71,13 @@ fn the_agent_serves_only_processes_of_the_job() {
     );
     let path = lab.home(lab.user(1)).join("evil.py");
     std::fs::write(&path, program).unwrap();
-    let evil = lab
-        .sbatch(
-            lab.user(1),
-            &["--ntasks=1", "--output=/dev/null", "--wrap", &format!("/usr/bin/python3 {}", path.display())],
-        )
-        .unwrap();
+    let out = lab.home(lab.user(1)).join("evil.out");
+    let (to, run) = (format!("--output={}", out.display()), format!("/usr/bin/python3 {}", path.display()));
+    let evil = lab.sbatch(lab.user(1), &["--ntasks=1", &to, "--wrap", &run]).unwrap();
     lab.wait_end(evil, WAIT).unwrap();
+    // Case B49: a peer of another version is refused, and both versions are named.
+    let refusal = std::fs::read_to_string(&out).unwrap();
+    assert!(refusal.contains("refused") && refusal.contains("version 1") && refusal.contains("99"), "{refusal}");
     std::thread::sleep(Duration::from_secs(25));
     let view = job.view(&lab).unwrap().unwrap();
     assert_eq!(view.user, lab.user(0));
