@@ -1,7 +1,7 @@
 //! Slices that vanish and scripts that do not listen.
 
 use pliant_lab::Lab;
-use pliant_tests::training::kill;
+use pliant_tests::training::{count, kill};
 use pliant_tests::{Options, Training};
 use serde_json::Value;
 use std::time::Duration;
@@ -10,10 +10,6 @@ const WAIT: Duration = Duration::from_secs(60);
 
 fn lab() -> Lab {
     Lab::builder().nodes(2).gpus(8).poll_interval(1).start().unwrap()
-}
-
-fn number(check: &Value, key: &str) -> u64 {
-    check.get(key).and_then(Value::as_u64).unwrap_or_else(|| panic!("{key} in {check}"))
 }
 
 /// A slice is cancelled by its user: the job goes on without it from its last checkpoint.
@@ -30,8 +26,8 @@ fn the_user_cancels_a_slice() {
     .unwrap();
     assert_eq!(lab.wait_end(job.job, WAIT * 2).unwrap(), "COMPLETED", "{}", job.tail(20));
     let check = job.check(&lab).unwrap();
-    assert_eq!((number(&check, "lost"), number(&check, "repeated")), (0, 0), "{check}");
-    assert!(number(&check, "redone") <= 20, "at most what the last checkpoint did not hold: {check}");
+    assert_eq!((count(&check, "lost"), count(&check, "repeated")), (0, 0), "{check}");
+    assert!(count(&check, "redone") <= 20, "at most what the last checkpoint did not hold: {check}");
 }
 
 /// Case B22: every process of a node is killed. The job id stays, the world is smaller, what is done again is not
@@ -57,8 +53,8 @@ fn a_node_loses_all_its_processes() {
         .unwrap();
     assert_eq!(lab.wait_end(job.job, WAIT * 2).unwrap(), "COMPLETED", "{}", job.tail(20));
     let check = job.check(&lab).unwrap();
-    assert_eq!((number(&check, "lost"), number(&check, "repeated")), (0, 0), "{check}");
-    assert!(number(&check, "redone") <= 6, "{check}");
+    assert_eq!((count(&check, "lost"), count(&check, "repeated")), (0, 0), "{check}");
+    assert!(count(&check, "redone") <= 6, "{check}");
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -85,7 +81,7 @@ fn a_script_that_ignores_the_notice_loses_its_slices() {
     let reasons: Vec<String> = job.history(&lab).unwrap().iter().map(|e| e.reason.to_string()).collect();
     assert!(reasons.iter().any(|r| r.contains("grace of 5 s")), "{reasons:?}");
     let check = job.check(&lab).unwrap();
-    assert_eq!((number(&check, "lost"), number(&check, "repeated")), (0, 0), "{check}");
+    assert_eq!((count(&check, "lost"), count(&check, "repeated")), (0, 0), "{check}");
 }
 
 /// Case B26: 2 -> 4 -> 2 many times; after each change every member has its devices and none has another's.

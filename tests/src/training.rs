@@ -1,13 +1,13 @@
 //! A training job of `tests/trainers/steps.py` under `pliant run`, and what Slurm, pliantd and its own logs say of it.
 
 use anyhow::{Context, Result, bail};
-use pliant_lab::{Job, Lab};
+use pliant_lab::{Job, Lab, Proc};
 use pliant_model::JobId;
 use pliant_protocol::admin::{Event, JobView};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What to submit.
@@ -276,12 +276,18 @@ impl Training {
 
     /// Whether a pid is alive and belongs to this training (pids are used again).
     fn owns(&self, pid: u32) -> bool {
-        let proc = Path::new("/proc").join(pid.to_string());
-        let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        let command = fs::read(proc.join("cmdline")).unwrap_or_default();
-        let ours = String::from_utf8_lossy(&command).contains("python");
-        matches!(state, Some(s) if s != 'Z' && s != 'X') && ours
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        Proc::of(pid).is_some() && String::from_utf8_lossy(&command).contains("python")
+    }
+
+    /// Its exit code as Slurm shows it, such as `7:0` (code and signal).
+    ///
+    /// # Errors
+    /// When Slurm no longer knows it.
+    pub fn exit_code(&self, lab: &Lab) -> Result<String> {
+        let text = lab.run("root", &["scontrol", "show", "job", &self.job.to_string()])?;
+        let code = text.split_whitespace().find_map(|w| w.strip_prefix("ExitCode="));
+        code.map(str::to_owned).context("no exit code")
     }
 
     /// Pids of its launcher.
@@ -304,6 +310,15 @@ impl Training {
     pub fn text(&self) -> String {
         fs::read_to_string(&self.output).unwrap_or_default()
     }
+}
+
+/// A number of what [`Training::check`] gives.
+///
+/// # Panics
+/// When it is not there: the test has no result then.
+#[allow(clippy::panic, reason = "a test without a result fails")]
+pub fn count(check: &Value, key: &str) -> u64 {
+    check.get(key).and_then(Value::as_u64).unwrap_or_else(|| panic!("{key} in {check}"))
 }
 
 /// Pids of the living children of a process.

@@ -13,12 +13,6 @@ fn lab(gpus: u16) -> Lab {
     Lab::builder().nodes(2).gpus(gpus).poll_interval(1).start().unwrap()
 }
 
-fn exit_code(lab: &Lab, job: &Training) -> String {
-    let text = lab.run("root", &["scontrol", "show", "job", &job.job.to_string()]).unwrap();
-    let code = text.split_whitespace().find_map(|w| w.strip_prefix("ExitCode="));
-    code.unwrap_or_default().to_owned()
-}
-
 /// B03: `NoDevFiles` in the visible-device variable is zero GPUs: a world of 0, the reason, and the documented code.
 #[test]
 fn no_gpu_at_all_is_a_world_of_zero() {
@@ -26,7 +20,7 @@ fn no_gpu_at_all_is_a_world_of_zero() {
     let options = Options { elastic: None, before: "export CUDA_VISIBLE_DEVICES=NoDevFiles", ..Options::default() };
     let job = Training::submit(&lab, &options.sbatch(&["--ntasks=1"])).unwrap();
     lab.wait_end(job.job, WAIT).unwrap();
-    assert_eq!(exit_code(&lab, &job), "65:0", "{}", job.text());
+    assert_eq!(job.exit_code(&lab).unwrap(), "65:0", "{}", job.text());
     assert!(job.text().contains("pliant:"), "{}", job.text());
     assert!(job.events().is_empty());
 }
@@ -50,7 +44,7 @@ fn hanging_commands_do_not_delay_a_start() {
     let before: &'static str = format!("export PATH={}:$PATH", dir.display()).leak();
     let job = Training::submit(&lab, &Options { before, ..Options::default() }).unwrap();
     lab.wait_end(job.job, Duration::from_secs(120)).unwrap();
-    assert_eq!(exit_code(&lab, &job), "69:0", "{}", job.text());
+    assert_eq!(job.exit_code(&lab).unwrap(), "69:0", "{}", job.text());
     let left = pliant_tests::training::processes(&["sleep 1000"]);
     let of_lab = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/environ")).is_ok_and(|e| e.contains(&*dir.to_string_lossy()))

@@ -2,6 +2,7 @@
 
 use pliant_lab::Lab;
 use pliant_model::resize::State;
+use pliant_tests::training::count;
 use pliant_tests::{Options, Training};
 use serde_json::Value;
 use std::time::Duration;
@@ -12,21 +13,11 @@ fn lab() -> Lab {
     Lab::builder().nodes(4).gpus(8).poll_interval(1).start().unwrap()
 }
 
-fn number(check: &Value, key: &str) -> u64 {
-    check.get(key).and_then(Value::as_u64).unwrap_or_else(|| panic!("{key} in {check}"))
-}
-
 fn exact(lab: &Lab, job: &Training) {
     let check = job.check(lab).unwrap();
     for key in ["lost", "repeated", "missing"] {
-        assert_eq!(number(&check, key), 0, "{key}: {check}");
+        assert_eq!(count(&check, key), 0, "{key}: {check}");
     }
-}
-
-fn exit_code(lab: &Lab, job: &Training) -> String {
-    let text = lab.run("root", &["scontrol", "show", "job", &job.job.to_string()]).unwrap();
-    let at = text.find(" ExitCode=").unwrap();
-    text[at..].split_whitespace().next().unwrap().to_owned()
 }
 
 #[test]
@@ -46,7 +37,7 @@ fn it_grows_gives_back_and_ends_with_every_sample_once() {
     exact(&lab, &job);
     let check = job.check(&lab).unwrap();
     assert_eq!(check.get("complete"), Some(&Value::Bool(true)), "{check}");
-    assert_eq!(number(&check, "redone"), 0, "every world left at a boundary: {check}");
+    assert_eq!(count(&check, "redone"), 0, "every world left at a boundary: {check}");
     lab.wait_for(WAIT, "no slice is left", || job.slices(&lab).is_ok_and(|s| s.is_empty())).unwrap();
     let history = job.history(&lab).unwrap();
     let arrows: Vec<State> = history.iter().filter_map(|e| e.state).collect();
@@ -101,7 +92,7 @@ fn the_exit_code_is_the_first_failing_ranks() {
     let job = Training::submit(&lab, &options).unwrap();
     job.wait_world(&lab, 6, WAIT).unwrap();
     lab.wait_end(job.job, WAIT).unwrap();
-    assert_eq!(exit_code(&lab, &job), "ExitCode=7:0", "{}", job.tail(20));
+    assert_eq!(job.exit_code(&lab).unwrap(), "7:0", "{}", job.tail(20));
     lab.wait_for(WAIT, "no slice is left", || job.slices(&lab).is_ok_and(|s| s.is_empty())).unwrap();
 }
 
@@ -148,7 +139,7 @@ fn a_het_job_is_refused() {
     let job = Training::submit(&lab, &options);
     if let Ok(job) = job {
         lab.wait_end(job.job, WAIT).unwrap();
-        assert_eq!(exit_code(&lab, &job), "ExitCode=64:0", "{}", job.text());
+        assert_eq!(job.exit_code(&lab).unwrap(), "64:0", "{}", job.text());
         assert!(job.text().contains("het"), "{}", job.text());
     }
 }

@@ -179,11 +179,6 @@ impl Spank {
         self.number(sys::S_JOB_STEPID)
     }
 
-    /// User id of the job (slurmstepd, srun, prolog and epilog).
-    pub fn job_uid(&self) -> Option<u32> {
-        self.number(sys::S_JOB_UID)
-    }
-
     fn number(&self, item: sys::spank_item) -> Option<u32> {
         let mut value: u32 = 0;
         // SAFETY: each item asked for takes a pointer to 32 bits (spank.h).

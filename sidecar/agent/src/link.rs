@@ -4,7 +4,7 @@ use crate::shared::Shared;
 use anyhow::{Context as _, bail, ensure};
 use pliant_model::NodeName;
 use pliant_protocol::codec::{self, Decoder};
-use pliant_protocol::peer::{FromAgent, ToAgent};
+use pliant_protocol::peer::{FromAgent, PURPOSE, ToAgent};
 use pliant_protocol::secure::{self, Credentials, Handshake, Opener, Party, Proof, Sealer, Session};
 use pliant_protocol::{SOFTWARE, VERSION};
 use std::cell::{Cell, RefCell};
@@ -15,9 +15,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
-
-/// What the credentials of this session are for; pliantd has the same.
-pub const PURPOSE: &str = "agent-session";
 
 const CONNECT: Duration = Duration::from_secs(3);
 /// From the first byte to pliantd's Welcome.

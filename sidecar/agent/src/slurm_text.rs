@@ -1,6 +1,6 @@
 //! What squeue prints, as this agent asks for it: `%A|%U|%T|%k`, one job a line.
 
-use pliant_model::JobId;
+use pliant_model::{JobId, job_state};
 use pliant_protocol::job::SliceMark;
 
 /// The format for squeue. The comment is last: it is the user's text and may contain the separator.
@@ -22,20 +22,7 @@ pub struct Job {
 impl Job {
     /// Whether it has ended, or is ending.
     pub fn is_over(&self) -> bool {
-        const OVER: [&str; 11] = [
-            "COMPLETING",
-            "COMPLETED",
-            "CANCELLED",
-            "FAILED",
-            "TIMEOUT",
-            "NODE_FAIL",
-            "PREEMPTED",
-            "BOOT_FAIL",
-            "DEADLINE",
-            "OUT_OF_MEMORY",
-            "REVOKED",
-        ];
-        OVER.contains(&self.state.as_str())
+        self.state == "COMPLETING" || job_state::is_over(&self.state)
     }
 
     fn parse(line: &str) -> Option<Job> {

@@ -5,7 +5,7 @@ use crate::{Input, now};
 use anyhow::{Context as _, bail, ensure};
 use pliant_model::NodeName;
 use pliant_protocol::codec::{self, Decoder};
-use pliant_protocol::peer::{FromAgent, ToAgent};
+use pliant_protocol::peer::{FromAgent, PURPOSE, ToAgent};
 use pliant_protocol::secure::{self, Credentials, Handshake, Party, Proof, Session};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,8 +15,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-/// What both sides call this kind of session.
-const PURPOSE: &str = "agent-session";
 /// How long a handshake may take in all, munged included.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How often an agent is asked whether it lives.
@@ -37,13 +35,12 @@ pub struct Munge {
 
 impl Credentials for Munge {
     fn encode(&mut self, payload: &[u8], only_for: u32) -> Result<String, String> {
-        let socket = Some(self.socket.as_path()).filter(|s| !s.as_os_str().is_empty());
-        pliant_munge::encode(socket, payload, Some(only_for), secure::CREDENTIAL_TTL).map_err(|e| e.to_string())
+        pliant_munge::encode(Some(&self.socket), payload, Some(only_for), secure::CREDENTIAL_TTL)
+            .map_err(|e| e.to_string())
     }
 
     fn decode(&mut self, credential: &str) -> Result<Proof, String> {
-        let socket = Some(self.socket.as_path()).filter(|s| !s.as_os_str().is_empty());
-        let d = pliant_munge::decode(socket, credential).map_err(|e| e.to_string())?;
+        let d = pliant_munge::decode(Some(&self.socket), credential).map_err(|e| e.to_string())?;
         Ok(Proof { uid: d.uid, payload: d.payload })
     }
 }

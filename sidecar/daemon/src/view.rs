@@ -80,6 +80,8 @@ pub struct Known<'a> {
     pub jobs: Vec<Registered<'a>>,
     /// Resizes under way.
     pub resizes: &'a Resizes,
+    /// GPUs that running jobs hold, by node ([`used_by_jobs`]).
+    pub used: &'a BTreeMap<NodeName, GpuCount>,
     /// Nodes with a connected agent.
     pub agents: &'a BTreeSet<NodeName>,
     /// Pending jobs that could start, by our reckoning, and since when.
@@ -94,11 +96,10 @@ pub struct Known<'a> {
 
 /// Builds the cluster of one decision. `as_of` is in monotonic seconds.
 pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
-    let used = used_by_jobs(view);
     let mut nodes: Vec<Node> = view.nodes.iter().map(|n| node(n, view, known.agents)).collect();
     for n in &mut nodes {
         // The nodes were asked for first: a job that has started since is in the jobs only.
-        n.gpus_free = n.gpus_free.min(n.gpus.saturating_sub(used.get(&n.name).copied().unwrap_or(0)));
+        n.gpus_free = n.gpus_free.min(n.gpus.saturating_sub(known.used.get(&n.name).copied().unwrap_or(0)));
     }
     book_unseen(&mut nodes, view, known);
     let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, view, known)).collect();
@@ -244,7 +245,7 @@ fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
 }
 
 /// GPUs that running jobs hold, by node.
-fn used_by_jobs(view: &SlurmView) -> BTreeMap<NodeName, GpuCount> {
+pub fn used_by_jobs(view: &SlurmView) -> BTreeMap<NodeName, GpuCount> {
     let mut used: BTreeMap<NodeName, GpuCount> = BTreeMap::new();
     for job in view.jobs.values().filter(|j| holds(j) && !j.gres_detail.is_empty()) {
         let nodes = job.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();

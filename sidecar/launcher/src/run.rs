@@ -196,7 +196,7 @@ fn begin(options: RunOptions) -> Result<Launcher, Refusal> {
         tell,
         out,
         link,
-        template: Arc::new(template(&looked, job, instance)),
+        template: Arc::new(Template { base: looked.base.clone(), instance, mem_per_gpu: looked.mem_per_gpu }),
         withdraw: Arc::default(),
         base: job,
         kill_wait: looked.kill_wait,
@@ -230,22 +230,6 @@ fn settings(looked: &Looked, instance: &str, command: &[String], torchrun: bool,
     }
 }
 
-fn template(looked: &Looked, job: JobId, instance: String) -> Template {
-    let base = &looked.base;
-    Template {
-        base: job,
-        instance,
-        partition: base.partition.clone(),
-        account: base.account.clone(),
-        qos: base.qos.clone(),
-        reservation: base.reservation.clone(),
-        constraint: base.constraint.clone(),
-        kind: base.kind.clone(),
-        mem_per_gpu: looked.mem_per_gpu,
-    }
-}
-
-/// Connects to the agent of this node; the first failure is told once.
 fn connect(template: &str, instance: &str, tell: &Sender<Event>) -> Link {
     let node = env("SLURMD_NODENAME").unwrap_or_default();
     let path = env(options::JOB_AGENT).unwrap_or_else(|| template.replace("%n", &node));
@@ -355,7 +339,7 @@ impl Launcher {
                     let left = base::time_left(&left).ok()?;
                     return Some(Event::Ends { at: left.map(|s| now + s.saturating_mul(1_000)) });
                 }
-                let gone = slurm::is_over(&state) || state == "COMPLETING";
+                let gone = pliant_model::job_state::is_over(&state) || state == "COMPLETING";
                 gone.then_some(Event::SliceEnded { slice: job, state })
             };
             found.into_iter().filter_map(told).chain([Event::Checked { number }]).collect()

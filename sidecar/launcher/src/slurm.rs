@@ -1,8 +1,10 @@
 //! Slurm by its commands. Each has a deadline and is killed with its whole process group when it is over: nothing
 //! piles up while slurmctld is away (B52). A failed or empty answer never means that something is gone (B55).
 
+use crate::base::Base;
 use crate::core::{Ask, AskOutcome};
 use crate::environment;
+use pliant_model::job_state::is_over;
 use pliant_model::{JobId, NodeName, Seconds, gres};
 use pliant_protocol::job::{SliceMark, slice_name};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -52,26 +54,14 @@ pub enum SlurmError {
     },
 }
 
-/// What slices take over from the base.
+/// What slices are asked for with: they take over what the base has.
 #[derive(Clone, Debug)]
 pub struct Template {
     /// The base.
-    pub base: JobId,
+    pub base: Base,
     /// This run of the launcher.
     pub instance: String,
-    /// Partition.
-    pub partition: String,
-    /// Account.
-    pub account: Option<String>,
-    /// QOS.
-    pub qos: Option<String>,
-    /// Reservation.
-    pub reservation: Option<String>,
-    /// Constraint.
-    pub constraint: Option<String>,
-    /// GPU type.
-    pub kind: Option<String>,
-    /// MiB per GPU.
+    /// MiB per GPU: the base's, or the site's default.
     pub mem_per_gpu: Option<u64>,
 }
 
@@ -288,9 +278,13 @@ pub fn preemption(slice: JobId, kill_wait: Seconds) -> Seconds {
 }
 
 impl Template {
+    fn job(&self) -> JobId {
+        JobId(self.base.job)
+    }
+
     fn args(&self, ask: &Ask) -> Vec<String> {
-        let mark = SliceMark { base: self.base, instance: self.instance.clone(), token: ask.token.clone() };
-        let kind = self.kind.as_ref().map(|k| format!("{k}:")).unwrap_or_default();
+        let mark = SliceMark { base: self.job(), instance: self.instance.clone(), token: ask.token.clone() };
+        let kind = self.base.kind.as_ref().map(|k| format!("{k}:")).unwrap_or_default();
         let mut args = vec![
             "--no-shell".into(),
             "-N1".into(),
@@ -298,7 +292,7 @@ impl Template {
             format!("--nodelist={}", ask.node),
             format!("--gres=gpu:{kind}{}", ask.gpus),
             format!("--cpus-per-task={}", ask.cpus),
-            format!("--job-name={}", slice_name(self.base)),
+            format!("--job-name={}", slice_name(self.job())),
             format!("--comment={mark}"),
             NICE.into(),
             // Slurm counts in minutes and rounds up: a slice must not outlive its base.
@@ -307,20 +301,20 @@ impl Template {
         let mut option = |name: &str, value: &Option<String>| {
             args.extend(value.as_ref().map(|v| format!("--{name}={v}")));
         };
-        option("partition", &Some(self.partition.clone()));
-        option("account", &self.account);
-        option("qos", &self.qos);
-        option("reservation", &self.reservation);
-        option("constraint", &self.constraint);
+        option("partition", &Some(self.base.partition.clone()));
+        option("account", &self.base.account);
+        option("qos", &self.base.qos);
+        option("reservation", &self.base.reservation);
+        option("constraint", &self.base.constraint);
         option("mem", &self.mem_per_gpu.map(|m| format!("{}M", m.saturating_mul(u64::from(ask.gpus)))));
         args
     }
 
     /// The slices of this launcher in Slurm that bear a token: id and state.
     fn look_up(&self, token: &str) -> Result<Vec<(JobId, String)>, SlurmError> {
-        let name = format!("--name={}", slice_name(self.base));
+        let name = format!("--name={}", slice_name(self.job()));
         let answer = ask("squeue", &["-h", "--all", "-t", "all", &name, "-o", "%A|%T|%k"], LOOK)?;
-        let ours = |m: &SliceMark| m.base == self.base && m.instance == self.instance && m.token == token;
+        let ours = |m: &SliceMark| m.base == self.job() && m.instance == self.instance && m.token == token;
         Ok(marked(&answer).into_iter().filter(|(_, _, m)| ours(m)).map(|(job, state, _)| (job, state)).collect())
     }
 
@@ -416,23 +410,6 @@ fn number_of_cpus(record: &str) -> Option<u32> {
     record.split_whitespace().find_map(|w| w.strip_prefix("NumCPUs=")?.split('-').next()?.parse().ok())
 }
 
-/// Whether a job in that state holds nothing and never will.
-pub fn is_over(state: &str) -> bool {
-    const OVER: [&str; 10] = [
-        "CANCELLED",
-        "COMPLETED",
-        "FAILED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "PREEMPTED",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "OUT_OF_MEMORY",
-        "REVOKED",
-    ];
-    OVER.contains(&state)
-}
-
 /// A local time of Slurm's as Unix time, by the `date` command (the rules of the time zone are the system's).
 fn unix_time(text: &str) -> Option<Seconds> {
     if !text.starts_with(|c: char| c.is_ascii_digit()) {
@@ -456,17 +433,15 @@ mod tests {
     use super::*;
 
     fn template() -> Template {
-        Template {
-            base: JobId(7),
-            instance: "i".into(),
+        let base = Base {
+            job: 7,
             partition: "p".into(),
             account: Some("a".into()),
-            qos: None,
-            reservation: None,
             constraint: Some("x&y".into()),
             kind: Some("a100".into()),
-            mem_per_gpu: Some(1000),
-        }
+            ..Base::default()
+        };
+        Template { base, instance: "i".into(), mem_per_gpu: Some(1000) }
     }
 
     #[test]

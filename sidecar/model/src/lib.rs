@@ -10,6 +10,7 @@ pub mod gres;
 pub mod group;
 pub mod hostlist;
 pub mod ids;
+pub mod job_state;
 pub mod range;
 pub mod reason;
 pub mod resize;

@@ -105,15 +105,6 @@ impl GpuRange {
         let next = base.saturating_add(steps.saturating_mul(self.step));
         (next > n && next <= self.max).then_some(next)
     }
-
-    /// The largest allowed size that is not above `n`, for a base of `base` GPUs; `base` where `n` is below it.
-    pub fn fit(&self, base: GpuCount, n: GpuCount) -> GpuCount {
-        let top = n.min(self.max);
-        if top <= base {
-            return base;
-        }
-        base + (top - base) / self.step.max(1) * self.step
-    }
 }
 
 #[cfg(test)]
@@ -145,12 +136,6 @@ mod tests {
             assert_eq!(err(bad), RangeError::Grammar, "{bad:?}");
         }
         assert_eq!(err(&"9".repeat(1 << 20)), RangeError::TooLarge);
-    }
-
-    #[test]
-    fn fit_keeps_to_the_steps_above_the_base() {
-        let r: GpuRange = "2-16:4".parse().unwrap();
-        assert_eq!((r.fit(2, 9), r.fit(2, 100), r.fit(2, 1)), (6, 14, 2));
     }
 
     #[test]

@@ -4,6 +4,9 @@ use crate::job::{JobStatus, Millis, Order};
 use pliant_model::{JobId, NodeName, Reason};
 use serde::{Deserialize, Serialize};
 
+/// What both sides call this kind of session in its credentials.
+pub const PURPOSE: &str = "agent-session";
+
 /// From an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -26,6 +26,7 @@ impl Core {
         let known = view::Known {
             jobs: jobs.map(|(_, j)| registered(j, now, self.settings)).collect(),
             resizes: &self.resizes,
+            used: &self.used,
             agents: &agents,
             fitting: &self.fitting,
             served: &self.served,

@@ -14,11 +14,11 @@ use crate::journal::{Journal, JournalError};
 use crate::resizes::{Resizes, Seen};
 use crate::view::{self, SlurmView};
 use pliant_model::resize::{Kind, State};
-use pliant_model::{JobId, NodeName, Reason, Seconds};
+use pliant_model::{JobId, NodeName, OrderId, Reason, Seconds};
 
 use pliant_protocol::job::{JobStatus, Millis};
 use pliant_protocol::peer;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A point in time: what people read, and what intervals are measured by.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +98,8 @@ pub struct Job {
     sent: Seconds,
     /// When the slices of an open shrink are cancelled by force.
     enforce_at: Option<Seconds>,
+    /// Ended resizes in its status that the journal is known to have: asked once, not with every status.
+    journaled: BTreeSet<OrderId>,
     /// Nodes that have refused a slice, until when they are left out.
     avoid: BTreeMap<NodeName, Seconds>,
 }
@@ -122,6 +124,8 @@ pub struct Core {
     pub view: SlurmView,
     /// When it was asked for, in monotonic seconds and in Unix seconds.
     pub view_at: Option<(Seconds, Seconds)>,
+    /// GPUs that its running jobs hold, by node: the same for every decision on this answer.
+    used: BTreeMap<NodeName, u32>,
     /// Registered jobs.
     pub jobs: BTreeMap<JobId, Job>,
     /// Connected agents.
@@ -158,6 +162,7 @@ impl Core {
             settings,
             view: SlurmView::default(),
             view_at: None,
+            used: BTreeMap::new(),
             jobs: BTreeMap::new(),
             agents: BTreeMap::new(),
             notes: BTreeMap::new(),
@@ -187,6 +192,7 @@ impl Core {
 
     /// Slurm has answered; `asked` is when it was asked.
     pub fn on_view(&mut self, view: SlurmView, asked: Now, now: Now) {
+        self.used = view::used_by_jobs(&view);
         self.view = view;
         self.view_at = Some((asked.mono, asked.wall_ms / 1000));
         self.confirm(now);
@@ -254,6 +260,7 @@ impl Core {
             failures: was.map_or(0, |b| b.failures),
             retry_at: was.and_then(|b| b.retry_at),
             sent: was.map_or(0, |b| b.sent),
+            journaled: was.map(|b| still_told(&b.journaled, &status)).unwrap_or_default(),
             avoid: was.map(|b| b.avoid.clone()).unwrap_or_default(),
             enforce_at: match was {
                 Some(b) => b.enforce_at,
@@ -352,6 +359,11 @@ impl Core {
             }
         }
     }
+}
+
+/// What of `ids` a status still tells of.
+fn still_told(ids: &BTreeSet<OrderId>, status: &JobStatus) -> BTreeSet<OrderId> {
+    status.done.iter().map(|o| &o.id).filter(|id| ids.contains(id)).cloned().collect()
 }
 
 /// Seconds after submission in which Slurm normally says why a job waits. Later it is merely far back in the queue.

@@ -85,8 +85,17 @@ impl Core {
 
     /// Takes up a resize that the launcher began itself (preemption, a lost slice). False: nothing to observe.
     pub(super) fn adopt(&mut self, status: &JobStatus, told: &OrderStatus, now: Now) -> bool {
+        if self.jobs.get(&status.base).is_some_and(|j| j.journaled.contains(&told.id)) {
+            return false;
+        }
         let known = self.journal.knows(&told.id);
-        if self.durable_after(known).unwrap_or(true) {
+        let known = self.durable_after(known);
+        if known == Some(true)
+            && let Some(job) = self.jobs.get_mut(&status.base)
+        {
+            job.journaled.insert(told.id.clone());
+        }
+        if known.unwrap_or(true) {
             return false;
         }
         if let Some(open) = self.resizes.of(status.base) {
