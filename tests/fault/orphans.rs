@@ -118,7 +118,9 @@ fn a_requeued_base_starts_anew() {
         job.slices(&lab).is_ok_and(|s| s.iter().all(|s| !old.contains(&s.id)))
     })
     .unwrap();
-    // Slurm holds a requeued job back for a while (BeginTime); released, it grows again.
+    // Slurm holds a requeued job back for a while (BeginTime); released, it grows again. Not within the second of its
+    // end: slurmd compares whole seconds and would take the new start for the one that was revoked.
+    std::thread::sleep(Duration::from_secs(3));
     let id = job.job.to_string();
     let _ = lab.run("root", &["scontrol", "update", &format!("JobId={id}"), "StartTime=now"]);
     job.wait_world(&lab, 8, Duration::from_secs(180)).unwrap();
