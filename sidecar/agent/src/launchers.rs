@@ -7,7 +7,7 @@ use crate::limit::Bucket;
 use crate::orphans::{Key, RETURN};
 use crate::proof::Peer;
 use pliant_model::JobId;
-use pliant_protocol::job::{JobStatus, Order, OrderStatus};
+use pliant_protocol::job::{JobStatus, MAX_DONE, MAX_ENTRIES, MAX_TIMES, Order, OrderStatus};
 use pliant_protocol::local::FromAgent;
 use pliant_protocol::peer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -16,12 +16,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const ORDERS: usize = 16;
 /// The most slices that a launcher may hold or ask for.
 const TOKENS: usize = 4096;
-/// The most entries in each list of a status, but for the next two.
-const ENTRIES: usize = 4096;
-/// Ended resizes in a status.
-const DONE: usize = 8;
-/// Times of arrows of one resize; no kind has more arrows.
-const TIMES: usize = 16;
 /// Characters of the command in a status.
 const COMMAND: usize = 200;
 /// The largest status, as JSON: it has to fit into one frame to pliantd with what is put around it there.
@@ -64,14 +58,14 @@ fn limited(mut status: JobStatus) -> Result<JobStatus, String> {
     }
     status.progress.loss = status.progress.loss.filter(|l| l.is_finite());
     cut(&mut status.command, COMMAND);
-    last(&mut status.done, DONE);
+    last(&mut status.done, MAX_DONE);
     let mut lists = vec![status.world.len(), status.slices.len(), status.base_nodes.len()];
     for OrderStatus { times, slices, .. } in status.order.iter_mut().chain(&mut status.done) {
-        last(times, TIMES);
+        last(times, MAX_TIMES);
         lists.push(slices.len());
     }
-    if let Some(length) = lists.into_iter().find(|&l| l > ENTRIES) {
-        return Err(format!("a status with a list of {length} entries; {ENTRIES} are allowed"));
+    if let Some(length) = lists.into_iter().find(|&l| l > MAX_ENTRIES) {
+        return Err(format!("a status with a list of {length} entries; {MAX_ENTRIES} are allowed"));
     }
     let size = serde_json::to_vec(&status).map_err(|e| e.to_string())?.len();
     if size > STATUS {

@@ -56,10 +56,12 @@ pub struct JobStatus {
     pub progress: Progress,
 }
 
-/// The most entries of a list in a status.
-const MAX_ENTRIES: usize = 4096;
+/// The most entries of a list in a status, but for the next two.
+pub const MAX_ENTRIES: usize = 4096;
 /// The most ended resizes in a status.
-const MAX_DONE: usize = 8;
+pub const MAX_DONE: usize = 8;
+/// The most times of arrows of one resize; no kind has more arrows.
+pub const MAX_TIMES: usize = 16;
 
 impl JobStatus {
     /// Whether it can be worked with: it comes from a process of the user's, who may have written that herself.
@@ -80,7 +82,7 @@ impl JobStatus {
         if lists.iter().any(|n| *n > MAX_ENTRIES) || self.done.len() > MAX_DONE {
             return Err("its lists are too long");
         }
-        if self.order.iter().chain(&self.done).any(|o| o.slices.len() > MAX_ENTRIES || o.times.len() > 16) {
+        if self.order.iter().chain(&self.done).any(|o| o.slices.len() > MAX_ENTRIES || o.times.len() > MAX_TIMES) {
             return Err("its lists are too long");
         }
         let sane =

@@ -104,6 +104,32 @@ pub struct Job {
     avoid: BTreeMap<NodeName, Seconds>,
 }
 
+impl Job {
+    fn new(status: JobStatus, uid: u32, node: NodeName, now: Now, enforce_at: Option<Seconds>) -> Job {
+        Job {
+            status,
+            uid,
+            node,
+            connected: true,
+            heard: now.mono,
+            failures: 0,
+            retry_at: None,
+            sent: 0,
+            enforce_at,
+            journaled: BTreeSet::new(),
+            avoid: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a status says something that a decision looks at.
+    fn differs(&self, status: &JobStatus) -> bool {
+        let old = &self.status;
+        !self.connected
+            || (old.ready, old.generation, &old.order) != (status.ready, status.generation, &status.order)
+            || old.slices != status.slices
+    }
+}
+
 /// A connected agent.
 #[derive(Clone, Debug)]
 pub struct Agent {
@@ -240,36 +266,22 @@ impl Core {
             tracing::warn!(job = base.0, uid, owner = record.user_id, "status from another user's process ignored");
             return;
         }
-        let before = self.jobs.remove(&base);
-        if let Some(old) = before.as_ref().filter(|old| old.status.instance != status.instance) {
+        if self.jobs.get(&base).is_some_and(|j| j.status.instance != status.instance) {
+            self.jobs.remove(&base);
             let what = format!("the job was started again (instance {})", status.instance);
-            self.end(old.status.base, State::Undone, &Reason::Failed { what }, now);
+            self.end(base, State::Undone, &Reason::Failed { what }, now);
         }
-        let was = before.as_ref().filter(|b| b.status.instance == status.instance);
-        let news = was.is_none_or(|b| {
-            (b.status.ready, b.status.generation, &b.status.order) != (status.ready, status.generation, &status.order)
-                || b.status.slices != status.slices
-                || !b.connected
-        });
-        let restored = self.resizes.of(base).is_some_and(|r| r.kind == Kind::Shrink);
-        let job = Job {
-            uid,
-            node,
-            connected: true,
-            heard: now.mono,
-            failures: was.map_or(0, |b| b.failures),
-            retry_at: was.and_then(|b| b.retry_at),
-            sent: was.map_or(0, |b| b.sent),
-            journaled: was.map(|b| still_told(&b.journaled, &status)).unwrap_or_default(),
-            avoid: was.map(|b| b.avoid.clone()).unwrap_or_default(),
-            enforce_at: match was {
-                Some(b) => b.enforce_at,
-                // Restored from the journal: its grace begins anew.
-                None => restored.then_some(now.mono + status.grace + ENFORCE_AFTER),
-            },
-            status,
-        };
-        self.jobs.insert(base, job);
+        let news = self.jobs.get(&base).is_none_or(|j| j.differs(&status));
+        if let Some(job) = self.jobs.get_mut(&base) {
+            (job.uid, job.node, job.connected, job.heard) = (uid, node, true, now.mono);
+            job.journaled.retain(|id| status.done.iter().any(|o| o.id == *id));
+            job.status = status;
+        } else {
+            // Restored from the journal: the grace of a shrink begins anew.
+            let restored = self.resizes.of(base).is_some_and(|r| r.kind == Kind::Shrink);
+            let enforce_at = restored.then_some(now.mono + status.grace + ENFORCE_AFTER);
+            self.jobs.insert(base, Job::new(status, uid, node, now, enforce_at));
+        }
         self.reconcile(base, now);
         if !self.view.jobs.contains_key(&base) {
             self.out.push(Effect::PollSoon);
@@ -359,11 +371,6 @@ impl Core {
             }
         }
     }
-}
-
-/// What of `ids` a status still tells of.
-fn still_told(ids: &BTreeSet<OrderId>, status: &JobStatus) -> BTreeSet<OrderId> {
-    status.done.iter().map(|o| &o.id).filter(|id| ids.contains(id)).cloned().collect()
 }
 
 /// Seconds after submission in which Slurm normally says why a job waits. Later it is merely far back in the queue.

@@ -4,10 +4,8 @@ use super::change::{Change, Coming, Stage};
 use super::{Ask, AskOutcome, Core, Effect, Millis, UnitState};
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, OrderId, Reason, Seconds};
-use pliant_protocol::job::{Order, OrderStatus, SliceSpec};
+use pliant_protocol::job::{MAX_DONE, Order, OrderStatus, SliceSpec};
 
-/// How many resizes that ended are remembered and told.
-const DONE: usize = 8;
 /// Below this a base lives too short for a slice.
 const SHORTEST: Seconds = 60;
 /// How long a new step may take to come up.
@@ -207,7 +205,7 @@ impl Core {
     pub(super) fn finish(&mut self, mut change: Change, state: State) {
         self.reach(&mut change, state);
         self.done.push_back(change.status);
-        while self.done.len() > DONE {
+        while self.done.len() > MAX_DONE {
             self.done.pop_front();
         }
     }
