@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod gpu;
 pub mod gres;
 pub mod group;
 pub mod hostlist;
@@ -15,6 +16,7 @@ pub mod range;
 pub mod reason;
 pub mod resize;
 pub mod time;
+pub mod topology;
 
 pub use cluster::{Cluster, Demand, Node, PendingJob};
 pub use group::{Group, Locality, Member, Slice};

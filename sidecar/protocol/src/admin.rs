@@ -1,6 +1,7 @@
 //! `pliant` and pliantd. The uid that counts is the peer's (SO_PEERCRED).
 
 use crate::job::{JobStatus, Millis};
+use pliant_model::gpu::{GpuEvent, NodeGpus, Sample};
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, NodeName, OrderId, Reason, Seconds};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,14 @@ pub enum Request {
     Explain {
         /// A base, a slice, or a pending job.
         job: JobId,
+    },
+    /// Every GPU with its state, job and reason. Jobs and processes of others are shown to root and pliantd's own user
+    /// only.
+    Gpus,
+    /// What the agents know of the hardware, for `pliant topo`.
+    Hardware {
+        /// One node; `None`: all.
+        node: Option<NodeName>,
     },
     /// Facts for `pliant doctor`; only root and pliantd's own user get those of other hosts.
     Doctor,
@@ -35,6 +44,18 @@ pub enum Reply {
     },
     /// To Explain.
     Explain(Box<Explanation>),
+    /// To Gpus.
+    Gpus {
+        /// By node and bus id.
+        gpus: Vec<GpuView>,
+        /// Newest first, the last 100 that the asker may see.
+        events: Vec<GpuEvent>,
+    },
+    /// To Hardware.
+    Hardware {
+        /// By node name.
+        nodes: Vec<NodeHardware>,
+    },
     /// To Doctor.
     Doctor {
         /// What was found.
@@ -91,6 +112,58 @@ pub struct JobView {
     pub connected: bool,
     /// Why it does not grow (or what is under way), as of the last decision.
     pub now: Option<Reason>,
+}
+
+/// One GPU of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// Its node.
+    pub node: NodeName,
+    /// Slurm's GRES index; `None`: Slurm does not know it.
+    pub index: Option<u32>,
+    /// As the agent knows it; `None`: no agent, or it has no such device (the row comes from Slurm alone).
+    pub gpu: Option<pliant_model::gpu::Gpu>,
+    /// How it stands.
+    pub state: GpuState,
+    /// The job that Slurm has given it to; `None` also where that job is not the asker's to see.
+    pub job: Option<JobId>,
+    /// The base, where that job is a slice.
+    pub base: Option<JobId>,
+    /// Why it stands so, one sentence.
+    pub reason: String,
+    /// The last sample, without processes that are not the asker's to see.
+    pub sample: Option<Sample>,
+}
+
+/// How a GPU stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuState {
+    /// No job has it, and it may be used.
+    Idle,
+    /// A job has it.
+    Used,
+    /// It is a slice of an elastic job.
+    Lent,
+    /// Slurm shows it free and something still sits on it: a process that does not end, memory, or a job that completes.
+    Held,
+    /// Its node takes no jobs.
+    Unavailable,
+    /// The card is lost.
+    Lost,
+    /// Nothing is known: no agent and no answer of Slurm.
+    Unknown,
+}
+
+/// What an agent knows of its node, and what Slurm says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeHardware {
+    /// The node.
+    pub node: NodeName,
+    /// As its agent told last; `None`: no agent is connected.
+    pub gpus: Option<NodeGpus>,
+    /// Slurm's `Gres` of the node.
+    pub gres: Option<String>,
 }
 
 /// One line of a job's history.

@@ -69,11 +69,13 @@ pub struct Agent {
     pub socket: String,
     /// Address of pliantd.
     pub daemon: String,
+    /// NVML's library; a name is looked for as the linker does. Absent: no GPU telemetry, and nothing else is missing.
+    pub nvml: PathBuf,
 }
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent { socket: "/run/pliant/agent.sock".into(), daemon: "localhost:7467".into() }
+        Agent { socket: "/run/pliant/agent.sock".into(), daemon: "localhost:7467".into(), nvml: "libnvidia-ml.so.1".into() }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Agents and pliantd, inside a Noise session that MUNGE credentials have bound to both ends (`secure`).
 
 use crate::job::{JobStatus, Millis, Order};
+use pliant_model::gpu::{GpuEvent, NodeGpus, Sample};
 use pliant_model::{JobId, NodeName, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,21 @@ pub enum FromAgent {
         slice: JobId,
         /// Why.
         reason: Reason,
+    },
+    /// The node's GPUs: after each Hello, and whenever something about them has changed.
+    Gpus {
+        /// All of them.
+        gpus: Box<NodeGpus>,
+    },
+    /// What the GPUs do, every 10 s.
+    Samples {
+        /// One for each GPU that answers.
+        samples: Vec<Sample>,
+    },
+    /// Something happened to a GPU, at once.
+    Happened {
+        /// What.
+        event: Box<GpuEvent>,
     },
     /// Answer to Ping.
     Pong {
