@@ -3,6 +3,7 @@
 
 use crate::core::{Core, Now};
 use crate::view;
+use pliant_model::gpu::NodeGpus;
 use pliant_model::{JobId, NodeName, gres};
 use pliant_protocol::admin::{Explanation, Finding, JobView, Level, Reply, Request, Status};
 
@@ -38,11 +39,14 @@ pub fn answer(core: &Core, asker: Asker, request: &Request, process: Process, no
             Reply::Jobs { jobs: may.filter_map(|id| job_view(core, *id)).collect() }
         }
         Request::Explain { job } => explain(core, asker, *job),
+        Request::Gpus => crate::hardware::gpus(core, asker),
+        Request::Hardware { node } => crate::hardware::hardware(core, node.as_ref()),
         Request::Doctor => Reply::Doctor { findings: findings(core, asker, process, now) },
     }
 }
 
-fn sees(asker: Asker, uid: u32) -> bool {
+/// Whether the asker may see what belongs to a user.
+pub fn sees(asker: Asker, uid: u32) -> bool {
     asker.privileged || asker.uid == uid
 }
 
@@ -167,6 +171,7 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
     });
     if asker.privileged {
         all.extend(core.agents.iter().flat_map(|(node, agent)| agent_findings(node, agent)));
+        all.extend(core.hardware.nodes.iter().flat_map(|(node, gpus)| gpu_findings(node, gpus)));
     }
     all
 }
@@ -193,5 +198,27 @@ fn agent_findings(node: &NodeName, agent: &crate::core::Agent) -> Vec<Finding> {
         let remedy = if devices { "without ConstrainDevices=yes a job can open the GPUs of others" } else { "" };
         all.push(finding(name, if devices { Level::Warn } else { Level::Ok }, value.clone(), remedy));
     }
+    all
+}
+
+fn gpu_findings(node: &NodeName, gpus: &NodeGpus) -> Vec<Finding> {
+    let finding = |level, found: String, remedy: &str| Finding {
+        check: "GPUs".into(),
+        host: Some(node.clone()),
+        level,
+        found,
+        remedy: remedy.into(),
+    };
+    let lost = gpus.gpus.iter().filter_map(|g| Some((g, g.lost.as_ref()?)));
+    let mut all: Vec<Finding> = lost
+        .map(|(g, why)| {
+            let index = g.gres_index.map_or_else(|| "-".to_owned(), |i| i.to_string());
+            let found = format!("GPU {index} ({}, {}) is lost: {why}", g.uuid, g.bus);
+            finding(Level::Fail, found, "drain the node: Slurm may hand this GPU out; slices keep off the node")
+        })
+        .collect();
+    let problems = gpus.problems.iter().map(|p| finding(Level::Warn, p.clone(), "see `pliant topo check`"));
+    all.extend(problems);
+    all.extend(gpus.absent.iter().map(|why| finding(Level::Warn, format!("no telemetry: {why}"), "")));
     all
 }

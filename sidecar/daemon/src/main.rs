@@ -8,6 +8,7 @@ mod admin;
 mod agents;
 mod answers;
 mod core;
+mod hardware;
 mod journal;
 mod resizes;
 mod slurm;
@@ -234,6 +235,12 @@ impl Reactor {
                     }
                     FromAgent::Gone { base, instance } => self.core.on_gone(base, &instance, now),
                     FromAgent::Cancelled { slice, reason } => self.core.on_cancelled(slice, &reason, now),
+                    FromAgent::Gpus { gpus } => self.core.on_gpus(node.clone(), *gpus),
+                    FromAgent::Samples { samples } => self.core.on_samples(node.clone(), samples),
+                    FromAgent::Happened { event } => {
+                        let node = node.clone();
+                        self.core.on_happened(&node, *event, now);
+                    }
                     FromAgent::Hello { .. } | FromAgent::Pong { .. } => {}
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::resizes::Resizes;
 use pliant_model::cluster::GpuDemand;
+use pliant_model::gpu::GpuId;
 use pliant_model::resize::Kind;
 use pliant_model::{
     Cluster, Demand, GpuCount, Group, JobId, Node, NodeName, PendingJob, Seconds, Slice, gres, hostlist,
@@ -84,6 +85,10 @@ pub struct Known<'a> {
     pub used: &'a BTreeMap<NodeName, GpuCount>,
     /// Nodes with a connected agent.
     pub agents: &'a BTreeSet<NodeName>,
+    /// Lost GPUs by node and GRES index.
+    pub lost: &'a BTreeMap<NodeName, BTreeMap<u32, GpuId>>,
+    /// GPUs by node that Slurm shows free while something still sits on them.
+    pub held: &'a BTreeMap<NodeName, GpuCount>,
     /// Pending jobs that could start, by our reckoning, and since when.
     pub fitting: &'a BTreeMap<JobId, Seconds>,
     /// How often slices were taken back for a pending job, and when last.
@@ -100,6 +105,9 @@ pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
     for n in &mut nodes {
         // The nodes were asked for first: a job that has started since is in the jobs only.
         n.gpus_free = n.gpus_free.min(n.gpus.saturating_sub(known.used.get(&n.name).copied().unwrap_or(0)));
+        n.gpus_free = n.gpus_free.saturating_sub(known.held.get(&n.name).copied().unwrap_or(0));
+        // Slurm does not know of the loss, and could hand out just that GPU.
+        n.lendable &= !known.lost.contains_key(&n.name);
     }
     book_unseen(&mut nodes, view, known);
     let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, view, known)).collect();
@@ -108,7 +116,8 @@ pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
     Cluster { as_of, nodes, pending, groups }
 }
 
-fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
+/// Whether Slurm starts jobs on a node: up, and nothing about it says otherwise.
+pub fn takes_jobs(n: &NodeRecord) -> bool {
     let bad = |f: &String| {
         matches!(
             f.as_str(),
@@ -132,13 +141,16 @@ fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
                 | "UNDRAIN"
         )
     };
+    matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED") && !n.flags.iter().any(bad)
+}
+
+fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
     let name = NodeName(n.name.clone());
     let gpus = n.gres.as_deref().map_or(0, gres::gpu_total);
     let used = n.gres_used.as_deref().map_or(0, gres::gpu_total);
     let kinds: BTreeSet<String> =
         n.gres.as_deref().map(gres::gpus).unwrap_or_default().into_iter().filter_map(|g| g.kind).collect();
     let cpus_free = n.cpus_alloc.map_or(0, |used| n.cpus.saturating_sub(used));
-    let usable = matches!(n.state.as_str(), "IDLE" | "MIXED" | "ALLOCATED") && !n.flags.iter().any(bad);
     let words = |text: &Option<String>| {
         text.as_deref().unwrap_or("").split(',').filter(|w| !w.is_empty()).map(str::to_owned).collect()
     };
@@ -147,7 +159,7 @@ fn node(n: &NodeRecord, view: &SlurmView, agents: &BTreeSet<NodeName>) -> Node {
         gpus_free: gpus.saturating_sub(used),
         cpus_free,
         cpus: n.cpus,
-        usable,
+        usable: takes_jobs(n),
         lendable: agents.contains(&name),
         empty: n.state == "IDLE" && used == 0,
         partitions: view.partitions.get(&name).cloned().unwrap_or_default(),
@@ -197,6 +209,7 @@ fn group(job: &Registered<'_>, view: &SlurmView, known: &Known<'_>) -> Group {
             cpus: s.cpus,
             leaving: s.leaving || leaving(s.job),
             rank_zero: status.world.first().is_some_and(|m| m.slice == Some(s.job)),
+            lost: lost_of(s.job, &s.node, view, known),
         })
         .collect();
     // Released, and Slurm still shows it: its GPUs are on their way and not free yet.
@@ -230,6 +243,13 @@ fn group(job: &Registered<'_>, view: &SlurmView, known: &Known<'_>) -> Group {
     }
 }
 
+/// A lost GPU that a slice holds, as Slurm says by its indexes.
+fn lost_of(job: JobId, node: &NodeName, view: &SlurmView, known: &Known<'_>) -> Option<(GpuId, u32)> {
+    let lost = known.lost.get(node)?;
+    let indexes = gres::gpu_indexes(view.active(job)?.gres_detail.first()?);
+    indexes.into_iter().find_map(|i| Some((lost.get(&i)?.clone(), i)))
+}
+
 fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
     let node = hostlist::expand(record.nodes.as_deref()?).ok()?.into_iter().next()?;
     let gpus = record.tres_alloc.as_deref().and_then(gres::tres_gpus);
@@ -241,6 +261,7 @@ fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
         cpus: record.num_cpus.unwrap_or(0),
         leaving: true,
         rank_zero: false,
+        lost: None,
     })
 }
 

@@ -95,6 +95,16 @@ pub fn gpus(mask: Option<&str>) -> Vec<String> {
     entries.filter(|e| !e.is_empty() && *e != "NoDevFiles").map(str::to_owned).collect()
 }
 
+/// The node's GRES indexes of the GPUs that a mask shows, in its order (B05). Where device cgroups number the mask from
+/// 0, Slurm tells the indexes beside it.
+fn on_node(step: &[Var], mask: &[String]) -> Vec<String> {
+    let told = |name: &str| {
+        let value = step.iter().rev().find(|(n, _)| n == name).map(|(_, v)| gpus(Some(v)))?;
+        (value.len() == mask.len()).then_some(value)
+    };
+    told("SLURM_STEP_GPUS").or_else(|| told("SLURM_JOB_GPUS")).unwrap_or_else(|| mask.to_vec())
+}
+
 /// The environment of one process: of rank `spawn.first_rank + local`, or of the node's torchrun where `local` is `None`.
 pub fn process(
     setup: &Setup,
@@ -126,9 +136,9 @@ pub fn process(
             set("MASTER_ADDR", spawn.master_addr.clone());
             set("MASTER_PORT", spawn.master_port.to_string());
             let at = usize::try_from(local).unwrap_or(usize::MAX);
-            if let Some(entry) = gpus.get(at) {
+            if let Some(index) = on_node(step, gpus).get(at) {
                 set("PLIANT_JOB_GPU_ORDINAL", local.to_string());
-                set("PLIANT_JOB_GPU_NODE_ORDINAL", entry.clone());
+                set("PLIANT_JOB_GPU_NODE_ORDINAL", index.clone());
             }
         }
         None => {
@@ -248,6 +258,19 @@ mod tests {
             torchrun: false,
             agent: String::new(),
         }
+    }
+
+    #[test]
+    fn a_rank_knows_its_gpu_in_the_mask_and_on_the_node() {
+        // B05: four tasks of --gpus-per-task=1 under device cgroups: each sees ordinal 0.
+        for index in ["2", "3", "5", "6"] {
+            let step = [("SLURM_STEP_GPUS".to_owned(), index.to_owned())];
+            assert_eq!(on_node(&step, &["0".to_owned()]), [index]);
+        }
+        let mask = ["0".to_owned(), "1".to_owned()];
+        let step = [("SLURM_JOB_GPUS".to_owned(), "4,5".to_owned()), ("SLURM_STEP_GPUS".to_owned(), "4".to_owned())];
+        assert_eq!(on_node(&step, &mask), ["4", "5"], "a list of another length is of something else");
+        assert_eq!(on_node(&[], &mask), mask);
     }
 
     #[test]

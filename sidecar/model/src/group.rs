@@ -66,6 +66,8 @@ pub struct Slice {
     pub leaving: bool,
     /// Whether rank 0 is there, and with it the store that the ranks meet at.
     pub rank_zero: bool,
+    /// A lost GPU that it holds, with its GRES index.
+    pub lost: Option<(crate::gpu::GpuId, u32)>,
 }
 
 /// An elastic job as the decisions see it.

@@ -1,5 +1,6 @@
 //! Why something was decided, or not: typed, with its numbers, and one sentence for people.
 
+use crate::gpu::GpuId;
 use crate::ids::{GpuCount, JobId, NodeName, OrderId, Seconds};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -123,6 +124,15 @@ pub enum Reason {
         /// Its node.
         node: NodeName,
     },
+    /// A GPU of the job is lost; a slice that holds it is given back and replaced elsewhere.
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+        /// Slurm's GRES index of it.
+        index: Option<u32>,
+        /// The slice that holds it; `None`: the base.
+        slice: Option<JobId>,
+    },
     /// The grace ran out: the ranks did not leave at a boundary and were ended.
     GraceOver {
         /// The grace in seconds.
@@ -197,6 +207,17 @@ impl fmt::Display for Reason {
                 write!(f, "Slurm preempts slice {slice}, it is killed in {grace} s")
             }
             Reason::SliceGone { slice, node } => write!(f, "slice {slice} on {node} is gone"),
+            Reason::GpuLost { gpu, index, slice } => {
+                write!(f, "GPU ")?;
+                if let Some(index) = index {
+                    write!(f, "{index} of {} ", gpu.node)?;
+                }
+                write!(f, "is lost ({}, {})", gpu.uuid, gpu.bus)?;
+                match slice {
+                    Some(slice) => write!(f, ": slice {slice} is given back"),
+                    None => f.write_str(": the base holds it, which only its owner can replace"),
+                }
+            }
             Reason::GraceOver { grace } => {
                 write!(f, "the ranks did not leave within the grace of {grace} s and were ended")
             }

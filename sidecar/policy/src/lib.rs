@@ -8,6 +8,7 @@
 //! below MIN. `share`: what is idle after that goes to the elastic jobs evenly, within range and step.
 #![forbid(unsafe_code)]
 
+mod lost;
 mod reclaim;
 mod share;
 
@@ -60,6 +61,15 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// The job that it is about.
+    pub fn base(&self) -> JobId {
+        match self {
+            Action::Grow { base, .. } | Action::Shrink { base, .. } => *base,
+        }
+    }
+}
+
 /// What is to be done, and why the rest is not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -85,6 +95,7 @@ pub fn decide(cluster: &Cluster, config: &Config, now: Seconds) -> Plan {
     }
     let mut room = Room::new(cluster);
     let taken = reclaim::take_back(cluster, config, now, &mut room, &mut plan);
+    lost::replace(cluster, &mut plan);
     share::lend(cluster, config, now, &mut room, &taken, &mut plan);
     plan
 }

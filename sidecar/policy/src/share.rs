@@ -7,13 +7,7 @@ use std::collections::BTreeSet;
 
 /// Shares what `room` still has among the groups that may grow, smallest first, one STEP at a time.
 pub(crate) fn lend(cluster: &Cluster, config: &Config, now: Seconds, room: &mut Room, taken: &Taken, plan: &mut Plan) {
-    let busy: Vec<_> = plan
-        .actions
-        .iter()
-        .map(|a| match a {
-            Action::Grow { base, .. } | Action::Shrink { base, .. } => *base,
-        })
-        .collect();
+    let busy: Vec<JobId> = plan.actions.iter().map(Action::base).collect();
     let mut takers: Vec<(&Group, GpuCount)> = vec![];
     for group in cluster.groups.iter().filter(|g| !busy.contains(&g.base)) {
         let waits = taken.waiting.contains(&group.base).then_some(Reason::GivesSoon);

@@ -2,6 +2,7 @@
 
 use super::*;
 use pliant_model::cluster::GpuDemand;
+use pliant_model::gpu::GpuId;
 use pliant_model::{Demand, GpuRange, Group, Locality, Node, OrderId, PendingJob, Slice};
 use proptest::prelude::*;
 
@@ -43,6 +44,10 @@ fn group(base: u32, range: &str, base_gpus: GpuCount) -> Group {
     }
 }
 
+fn lost(node: &Node) -> (GpuId, u32) {
+    (GpuId { node: node.name.clone(), bus: "07:00.0".parse().unwrap(), uuid: "GPU-7".into() }, 3)
+}
+
 fn with(mut g: Group, slices: &[(u32, &str, GpuCount)]) -> Group {
     g.slices = slices
         .iter()
@@ -52,7 +57,7 @@ fn with(mut g: Group, slices: &[(u32, &str, GpuCount)]) -> Group {
             gpus: *gpus,
             cpus: *gpus,
             leaving: false,
-            rank_zero: false,
+            rank_zero: false, lost: None,
         })
         .collect();
     g
@@ -267,11 +272,38 @@ fn locality_node_stays_with_the_job() {
     let plan = run(&cluster(vec![node("n0", 8, 3), node("n1", 8, 5)], vec![], vec![g]));
     assert_eq!(grown(&plan, 1), [("n1".to_owned(), 5)]);
 }
+#[test]
+fn a_slice_with_a_lost_gpu_is_replaced_elsewhere() {
+    let mut nodes = vec![node("n0", 8, 0), node("n1", 8, 4), node("n2", 8, 8)];
+    nodes[1].lendable = false; // as the daemon says of a node with a lost GPU
+    let mut g = with(group(1, "4-12:2", 4), &[(10, "n1", 4), (11, "n0", 2)]);
+    g.slices[0].lost = Some(lost(&nodes[1]));
+    let c = cluster(nodes, vec![], vec![g]);
+    let plan = run(&c);
+    let [Action::Shrink { base: JobId(1), slices, reason: Reason::GpuLost { slice, index, .. } }] = &plan.actions[..]
+    else {
+        panic!("{plan:?}");
+    };
+    assert_eq!((slices.as_slice(), *slice, *index), (&[JobId(10)][..], Some(JobId(10)), Some(3)));
+    let next = run(&apply(&c, &plan));
+    let [Action::Grow { slices, .. }] = &next.actions[..] else { panic!("{next:?}") };
+    assert_eq!(slices, &[("n2".into(), 6)], "not where the card is missing");
+}
+
+#[test]
+fn a_lost_gpu_takes_whole_steps() {
+    let nodes = vec![node("n0", 8, 0), node("n1", 8, 0), node("n2", 8, 0)];
+    let mut g = with(group(1, "2-14:4", 2), &[(10, "n1", 3), (11, "n1", 1), (12, "n2", 4)]);
+    g.slices[0].lost = Some(lost(&nodes[1]));
+    let plan = run(&cluster(nodes, vec![], vec![g]));
+    let [Action::Shrink { slices, .. }] = &plan.actions[..] else { panic!("{plan:?}") };
+    assert_eq!(slices, &[JobId(10), JobId(11)]);
+}
 
 prop_compose! {
     fn any_cluster()(
         free in proptest::collection::vec(0u32..=8, 2..5),
-        jobs in proptest::collection::vec((0u32..3, 1u32..12, 1u32..5, proptest::collection::vec(0usize..5, 0..4), any::<bool>()), 0..4),
+        jobs in proptest::collection::vec((0u32..3, 1u32..12, 1u32..5, proptest::collection::vec((0usize..5, proptest::bool::weighted(0.1)), 0..4), any::<bool>()), 0..4),
         wants in proptest::collection::vec((1u32..20, 0u32..3, any::<bool>()), 0..4),
     ) -> Cluster {
         let mut nodes: Vec<Node> = free.iter().enumerate().map(|(i, f)| node(&format!("n{i}"), 8, *f)).collect();
@@ -281,14 +313,15 @@ prop_compose! {
             let mut g = group(u32::try_from(i).unwrap() + 1, &format!("{min}-{}:{step}", min + extra), min);
             g.ready = ready;
             g.base_nodes = vec![];
-            for at in slices {
+            for (at, broken) in slices {
                 let n = at % nodes.len();
                 let gpus = step.min(nodes[n].gpus_free);
                 if gpus != step || g.size() + step > g.range.max { continue; }
                 nodes[n].gpus_free -= gpus;
                 nodes[n].cpus_free -= gpus;
                 id += 1;
-                g.slices.push(Slice { job: JobId(id), node: nodes[n].name.clone(), gpus, cpus: gpus, leaving: false, rank_zero: false });
+                g.slices.push(Slice { job: JobId(id), node: nodes[n].name.clone(), gpus, cpus: gpus, leaving: false, rank_zero: false, lost: broken.then(|| lost(&nodes[n])) });
+                nodes[n].lendable &= !broken;
             }
             groups.push(g);
         }
@@ -326,7 +359,7 @@ fn apply(c: &Cluster, plan: &Plan) -> Cluster {
                         gpus: *gpus,
                         cpus: *gpus,
                         leaving: false,
-                        rank_zero: false,
+                        rank_zero: false, lost: None,
                     });
                 }
             }
@@ -364,7 +397,7 @@ proptest! {
             prop_assert!(seen.contains(&g.base) || plan.notes.contains_key(&g.base), "no decision without a reason");
         }
         if c.pending.is_empty() {
-            prop_assert!(plan.actions.iter().all(|a| matches!(a, Action::Grow { .. })), "nothing is taken for nobody");
+            prop_assert!(plan.actions.iter().all(|a| matches!(a, Action::Grow { .. } | Action::Shrink { reason: Reason::GpuLost { .. }, .. })), "nothing is taken for nobody");
         }
     }
 

@@ -45,6 +45,9 @@ impl Default for Builder {
                 partitions: Vec::new(),
                 pliant_set: Vec::new(),
                 service_env: Vec::new(),
+                scenario: None,
+                gres: None,
+                topology: None,
                 target: PathBuf::new(),
                 devices: PathBuf::new(),
                 host: String::new(),
@@ -133,6 +136,24 @@ impl Builder {
     /// An environment variable of a service (`pliantd`, `agent.n0`, or `agent` for all of them).
     pub fn service_env(mut self, service: &str, key: &str, value: &str) -> Self {
         self.spec.service_env.push((service.to_owned(), key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The agents read a simulated NVML that this scenario file describes, each from its own copy.
+    pub fn scenario(mut self, file: impl Into<PathBuf>) -> Self {
+        self.spec.scenario = Some(file.into());
+        self
+    }
+
+    /// The whole gres.conf; `{devices}` stands for the folder of the device files gpu0, gpu1, ….
+    pub fn gres_conf(mut self, text: impl Into<String>) -> Self {
+        self.spec.gres = Some(text.into());
+        self
+    }
+
+    /// A topology.conf. It takes effect with the plugin: `conf_line("TopologyPlugin=topology/tree")`.
+    pub fn topology_conf(mut self, text: impl Into<String>) -> Self {
+        self.spec.topology = Some(text.into());
         self
     }
 
@@ -287,6 +308,7 @@ fn make_dirs(spec: &Spec) -> Result<()> {
     ] {
         make(rel, owner, mode)?;
     }
+    make("gpus", None, 0o755)?;
     for node in spec.node_names() {
         make(&format!("spool/{node}"), None, 0o755)?;
         make(&format!("run/{node}"), None, 0o755)?;
@@ -314,6 +336,9 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
         services::install(&spec.target.join(name), &spec.path("bin").join(name))?;
     }
     services::install(&spec.target.join("libspank_pliant.so"), &spec.path("lib/spank_pliant.so"))?;
+    if let Some(scenario) = &spec.scenario {
+        install_scenario(spec, scenario)?;
+    }
     let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python");
     let package = [client.join("src/pliant"), client.join("pliant")].into_iter().find(|dir| dir.is_dir());
     if let Some(package) = package {
@@ -328,6 +353,32 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The simulated NVML, and for each node its own scenario, in which the UUIDs end in the node's number: no two GPUs of
+/// a cluster have one UUID.
+fn install_scenario(spec: &Spec, scenario: &Path) -> Result<()> {
+    services::install(&spec.target.join("libfake_nvml.so"), &spec.path("lib/libnvidia-ml.so.1"))?;
+    let text = fs::read_to_string(scenario).with_context(|| format!("cannot read {}", scenario.display()))?;
+    for (number, node) in spec.node_names().iter().enumerate() {
+        let own: Vec<String> = text.lines().map(|line| own_uuids(line, number)).collect();
+        let path = spec.scenario_of(node);
+        fs::write(&path, own.join("\n")).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A line of a scenario with the last three digits of each UUID replaced by a node's number.
+fn own_uuids(line: &str, number: usize) -> String {
+    const LENGTH: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
+    let mut out = line.to_owned();
+    for (at, _) in line.match_indices("\"GPU-").chain(line.match_indices("\"MIG-")) {
+        let end = at + 1 + LENGTH;
+        if line.get(at + 1..end).is_some_and(|u| u.is_ascii()) {
+            out.replace_range(end - 3..end, &format!("{number:03x}"));
+        }
+    }
+    out
 }
 
 fn make_devices(spec: &Spec) -> Result<()> {
@@ -354,6 +405,9 @@ fn write_conf(spec: &Spec) -> Result<()> {
     };
     write("etc/slurm.conf", &conf::slurm_conf(spec)?, 0o644)?;
     write("etc/gres.conf", &conf::gres_conf(spec), 0o644)?;
+    if let Some(text) = &spec.topology {
+        write("etc/topology.conf", text, 0o644)?;
+    }
     write("etc/cgroup.conf", &conf::cgroup_conf(spec, slurm_version()?), 0o644)?;
     write("etc/plugstack.conf", &conf::plugstack_conf(spec), 0o644)?;
     write("etc/pliant.toml", &conf::pliant_toml(spec)?, 0o644)?;

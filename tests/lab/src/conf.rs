@@ -125,6 +125,9 @@ fn partition_lines(spec: &Spec) -> String {
 
 /// gres.conf: the first half of the GPUs at the first socket, the others at the second; strong pairs 0-3, 1-2, 4-7, 5-6.
 pub fn gres_conf(spec: &Spec) -> String {
+    if let Some(text) = &spec.gres {
+        return text.replace("{devices}", &spec.devices.display().to_string());
+    }
     let half = spec.cpus() / 2;
     let mut text = String::from("# Written by pliant-lab.\n");
     for gpu in 0..spec.gpus {
@@ -208,6 +211,8 @@ pub fn pliant_toml(spec: &Spec) -> Result<String> {
         ("daemon", "user", quote(PLIANT_USER.to_owned())),
         ("agent", "socket", quote(format!("{dir}/run/%n/agent.sock"))),
         ("agent", "daemon", quote(daemon)),
+        // Never the machine's own: not there unless the lab has a scenario.
+        ("agent", "nvml", quote(format!("{dir}/lib/libnvidia-ml.so.1"))),
         ("slurm", "munge_socket", quote(format!("{dir}/munge/munge.sock"))),
         ("slurm", "conf", quote(format!("{dir}/etc/slurm.conf"))),
         ("elastic", "grace", "60".to_owned()),

@@ -124,6 +124,12 @@ struct Up {
     /// A key of pliant.toml; repeatable
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pliant_set: Vec<String>,
+    /// Scenario of the agents' simulated NVML (tests/fake-nvml/scenarios)
+    #[arg(long, value_name = "FILE")]
+    scenario: Option<PathBuf>,
+    /// gres.conf to use; {devices} in it stands for the folder of the device files
+    #[arg(long, value_name = "FILE")]
+    gres_conf: Option<PathBuf>,
     /// End the lab when this process dies
     #[arg(long, value_name = "PID")]
     owner: Option<u32>,
@@ -178,6 +184,13 @@ fn up(args: Up) -> Result<()> {
     }
     if let Some(grace) = args.preemption {
         builder = builder.preemption(grace);
+    }
+    if let Some(file) = args.scenario {
+        builder = builder.scenario(file);
+    }
+    if let Some(file) = args.gres_conf {
+        let text = std::fs::read_to_string(&file).with_context(|| format!("--gres-conf {}", file.display()))?;
+        builder = builder.gres_conf(text);
     }
     let lab = builder.start()?;
     println!(

@@ -93,7 +93,10 @@ pub(crate) fn spawn(spec: &Spec, name: &str, env: &[(&str, &str)], first: bool) 
     cmd.args(&what.argv);
     environment(spec, &mut cmd);
     cmd.env("MYSQL_UNIX_PORT", spec.path("mysql/mysql.sock"));
-    let kind = name.split('.').next().unwrap_or(name);
+    let (kind, node) = name.split_once('.').unwrap_or((name, ""));
+    if kind == "agent" && spec.scenario.is_some() {
+        cmd.env("PLIANT_FAKE_NVML", spec.scenario_of(node));
+    }
     for (service, key, value) in &spec.service_env {
         if service == name || service == kind {
             cmd.env(key, value);

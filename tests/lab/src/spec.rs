@@ -62,6 +62,15 @@ pub struct Spec {
     pub pliant_set: Vec<String>,
     /// `(service, variable, value)`: environment of services; the service may be `agent` for all agents.
     pub service_env: Vec<(String, String, String)>,
+    /// The scenario of the simulated NVML of each node, copied as `gpus/<node>.toml`; `None`: no NVML.
+    #[serde(default)]
+    pub scenario: Option<PathBuf>,
+    /// gres.conf as it is to be, instead of the lab's own; `{devices}` stands for the folder of the device files.
+    #[serde(default)]
+    pub gres: Option<String>,
+    /// topology.conf, if there is to be one.
+    #[serde(default)]
+    pub topology: Option<String>,
     /// Where the built programs are (`target/debug`).
     pub target: PathBuf,
     /// Where the device nodes are (the lab's `dev`, or below /dev where the file system forbids devices).
@@ -98,6 +107,11 @@ impl Spec {
     /// pliant.toml.
     pub fn pliant_toml(&self) -> PathBuf {
         self.path("etc/pliant.toml")
+    }
+
+    /// The scenario file of a node's simulated NVML; may be changed while the lab runs.
+    pub fn scenario_of(&self, node: &str) -> PathBuf {
+        self.path(format!("gpus/{node}.toml"))
     }
 
     /// The log of a service.

@@ -1,5 +1,6 @@
 //! One round: snapshot, decision, intent, order.
 
+use super::gpus::Holders;
 use super::{Core, ENFORCE_AFTER, Effect, Job, Now, RESIZE_EXPIRES, SERVED_FOR, Settings};
 use crate::journal::Resize;
 use crate::view;
@@ -23,11 +24,15 @@ impl Core {
         let agents: BTreeSet<NodeName> = self.agents.keys().cloned().collect();
         let owned = |id: &JobId, j: &Job| self.view.active(*id).is_some_and(|r| r.user_id == j.uid);
         let jobs = self.jobs.iter().filter(|(id, j)| j.connected && owned(id, j));
+        let lost = self.hardware.lost();
+        let held = self.hardware.held(&Holders::of_view(&self.view));
         let known = view::Known {
             jobs: jobs.map(|(_, j)| registered(j, now, self.settings)).collect(),
             resizes: &self.resizes,
             used: &self.used,
             agents: &agents,
+            lost: &lost,
+            held: &held,
             fitting: &self.fitting,
             served: &self.served,
             now: now.mono,

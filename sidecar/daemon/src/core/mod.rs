@@ -6,6 +6,7 @@
 
 mod decide;
 mod enforce;
+pub mod gpus;
 mod observe;
 #[cfg(test)]
 mod tests;
@@ -156,6 +157,8 @@ pub struct Core {
     pub jobs: BTreeMap<JobId, Job>,
     /// Connected agents.
     pub agents: BTreeMap<NodeName, Agent>,
+    /// Their GPUs.
+    pub hardware: gpus::Hardware,
     /// Why nothing is done about a job, as of the last decision.
     pub notes: BTreeMap<JobId, Reason>,
     /// Resizes under way.
@@ -191,6 +194,7 @@ impl Core {
             used: BTreeMap::new(),
             jobs: BTreeMap::new(),
             agents: BTreeMap::new(),
+            hardware: gpus::Hardware::default(),
             notes: BTreeMap::new(),
             resizes: Resizes::restore(&journal)?,
             journal,
@@ -247,6 +251,8 @@ impl Core {
     /// An agent's connection is closed.
     pub fn on_agent_gone(&mut self, node: &NodeName, now: Now) {
         self.agents.remove(node);
+        self.hardware.nodes.remove(node);
+        self.hardware.samples.remove(node);
         for job in self.jobs.values_mut().filter(|j| j.node == *node && j.connected) {
             job.connected = false;
             job.heard = now.mono;

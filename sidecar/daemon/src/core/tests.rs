@@ -1,5 +1,7 @@
 //! The reactor in situations: what goes in, what comes out, over a real journal on disk.
 
+mod gpus;
+
 use crate::core::{Agent, Core, Effect, Now, Settings};
 use crate::journal::Journal;
 use crate::view::SlurmView;
