@@ -149,3 +149,43 @@ fn torchrun_gets_its_world() {
         assert!(job.text().contains(&format!("rank {rank} of 4")), "{}", job.text());
     }
 }
+
+/// C12: a plugin built for another release is refused by name with both versions, nothing is half loaded, and a
+/// submission that does not use it goes through.
+#[test]
+fn a_plugin_of_another_release_is_refused_whole() {
+    let lab = lab(4);
+    let plugin = lab.dir().join("lib/spank_pliant.so");
+    let mut bytes = std::fs::read(&plugin).unwrap();
+    let at = symbol(&plugin, &bytes, "plugin_version");
+    let own = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    // Major and minor in the upper halves: 23.02 for 22.05, and so on.
+    bytes[at..at + 4].copy_from_slice(&(own + 0x1_0000).to_le_bytes());
+    std::fs::remove_file(&plugin).unwrap(); // a new file: the old one is mapped by slurmd
+    std::fs::write(&plugin, bytes).unwrap();
+    let plain = lab.run(lab.user(0), &["sbatch", "--gpus=1", "--wrap", "true", "--parsable"]).unwrap();
+    let job = pliant_model::JobId(plain.trim().parse().unwrap());
+    assert_eq!(lab.wait_end(job, WAIT).unwrap(), "COMPLETED");
+    let used = lab.run(lab.user(0), &["sbatch", "--elastic=4", "--gpus=1", "--wrap", "true"]).unwrap_err().to_string();
+    assert!(used.contains("elastic"), "the option is not there: {used}");
+    let doctor = lab.command(lab.user(0), "pliant").unwrap().args(["doctor"]).output().unwrap();
+    let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    let line = text.lines().find(|l| l.contains("spank_pliant.so") || l.contains("plugin")).unwrap_or_default();
+    assert!(text.contains("ncompatible") || line.contains("FAIL"), "{text}");
+    assert_eq!(doctor.status.code(), Some(1));
+}
+
+/// File offset of an exported symbol.
+fn symbol(file: &std::path::Path, bytes: &[u8], name: &str) -> usize {
+    let nm = std::process::Command::new("nm").args(["-D", "--defined-only"]).arg(file).output().unwrap();
+    let text = String::from_utf8(nm.stdout).unwrap();
+    let line = text.lines().find(|l| l.ends_with(&format!(" {name}"))).unwrap();
+    let address = usize::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    let word = |at: usize| usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
+    let half = |at: usize| usize::from(u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()));
+    let (table, size, count) = (word(32), half(54), half(56)); // of the ELF64 header: program headers
+    let segments = (0..count).map(|i| table + i * size);
+    let holds = |at: &usize| word(at + 16) <= address && address < word(at + 16) + word(at + 32);
+    let segment = segments.filter(|at| bytes[*at] == 1).find(holds).unwrap();
+    address - word(segment + 16) + word(segment + 8)
+}

@@ -46,6 +46,10 @@ impl OfJob {
 pub struct Outbox {
     events: RefCell<VecDeque<FromAgent>>,
     jobs: RefCell<BTreeMap<JobId, OfJob>>,
+    /// The last that was told of the GPUs; an older one is of no use.
+    gpus: RefCell<Option<FromAgent>>,
+    /// The last samples likewise.
+    samples: RefCell<Option<FromAgent>>,
     /// Something is there.
     pub filled: Notify,
 }
@@ -58,7 +62,12 @@ impl Outbox {
                 self.jobs.borrow_mut().entry(status.base).or_default().status(message);
             }
             FromAgent::Gone { base, .. } => self.jobs.borrow_mut().entry(*base).or_default().gone(message),
-            FromAgent::Hello { .. } | FromAgent::Cancelled { .. } | FromAgent::Pong { .. } => {
+            FromAgent::Gpus { .. } => *self.gpus.borrow_mut() = Some(message),
+            FromAgent::Samples { .. } => *self.samples.borrow_mut() = Some(message),
+            FromAgent::Hello { .. }
+            | FromAgent::Cancelled { .. }
+            | FromAgent::Happened { .. }
+            | FromAgent::Pong { .. } => {
                 let mut events = self.events.borrow_mut();
                 if events.len() >= MAX {
                     events.pop_front();
@@ -72,6 +81,7 @@ impl Outbox {
     /// Takes the next message.
     pub fn pop(&self) -> Option<FromAgent> {
         let event = self.events.borrow_mut().pop_front();
+        let event = event.or_else(|| self.gpus.borrow_mut().take()).or_else(|| self.samples.borrow_mut().take());
         event.or_else(|| {
             let mut jobs = self.jobs.borrow_mut();
             loop {
@@ -88,6 +98,8 @@ impl Outbox {
     pub fn clear(&self) {
         self.events.borrow_mut().clear();
         self.jobs.borrow_mut().clear();
+        self.gpus.borrow_mut().take();
+        self.samples.borrow_mut().take();
     }
 }
 
