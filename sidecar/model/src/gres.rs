@@ -56,8 +56,11 @@ fn gpu_entry(entry: &str) -> Option<GpuGres> {
     let rest = head.strip_prefix("gpu")?;
     let rest = match rest.strip_prefix(':') {
         Some(rest) => rest,
+        // The old form `gpu(IDX:2,4)` counts by its list.
         None if rest.is_empty() => {
-            return Some(GpuGres { kind: None, count: 1, indexes: vec![] });
+            let indexes = indexes(tail);
+            let count = GpuCount::try_from(indexes.len()).unwrap_or(0).max(u32::from(tail.is_empty()));
+            return Some(GpuGres { kind: None, count, indexes });
         }
         None => return None,
     };
@@ -69,8 +72,54 @@ fn gpu_entry(entry: &str) -> Option<GpuGres> {
         },
     };
     let kind = kind.map(|k| k.split('(').next().unwrap_or(k)).filter(|k| !k.is_empty());
-    let indexes = tail.strip_prefix("(IDX:").and_then(|t| t.strip_suffix(')')).map(ranges).unwrap_or_default();
-    Some(GpuGres { kind: kind.map(str::to_owned), count, indexes })
+    Some(GpuGres { kind: kind.map(str::to_owned), count, indexes: indexes(tail) })
+}
+
+/// `(IDX:0-1,3)`; sockets `(S:0-1)` are no indexes.
+fn indexes(tail: &str) -> Vec<u32> {
+    tail.strip_prefix("(IDX:").and_then(|t| t.strip_suffix(')')).map(ranges).unwrap_or_default()
+}
+
+/// Why a text is no count of GPUs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no count of GPUs such as 4, a100:4 or a100:2,h100:2")]
+pub struct CountError(pub String);
+
+/// The count that variables such as `SLURM_GPUS_PER_NODE` hold: `4`, `a100:4`, `a100:2,h100:2`, and a type alone is one.
+///
+/// # Errors
+/// What is neither (`4k`, `a100:x`, nothing).
+pub fn count(text: &str) -> Result<GpuCount, CountError> {
+    let bad = || CountError(text.chars().take(60).collect());
+    let name = |t: &str| {
+        t.starts_with(|c: char| c.is_ascii_alphabetic())
+            && t.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    };
+    let one = |part: &str| match part.rsplit_once(':') {
+        Some((kind, n)) if name(kind) => count_of(n),
+        Some(_) => None,
+        None => count_of(part).or_else(|| name(part).then_some(1)),
+    };
+    let parts = text.trim().split(',').map(|p| one(p.trim()).ok_or_else(bad));
+    parts.sum::<Result<GpuCount, _>>()
+}
+
+/// Slurm's sizes (`6.50G`, `40000M`, `128G`, `1T`, plain numbers are MiB) in MiB, rounded down.
+pub fn size_mib(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, unit) = match text.chars().last()?.to_ascii_uppercase() {
+        'K' => (text.get(..text.len() - 1)?, 1_u64),
+        'M' => (text.get(..text.len() - 1)?, 1 << 10),
+        'G' => (text.get(..text.len() - 1)?, 1 << 20),
+        'T' => (text.get(..text.len() - 1)?, 1 << 30),
+        'P' => (text.get(..text.len() - 1)?, 1 << 40),
+        _ => (text, 1 << 10),
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |t: &str| (t.len() <= 12 && t.bytes().all(|b| b.is_ascii_digit())).then(|| t.parse::<u64>().ok())?;
+    let scale = 10_u64.checked_pow(u32::try_from(part.len()).ok()?)?;
+    let kib = digits(whole)?.checked_mul(unit)?.checked_add(digits(part)?.checked_mul(unit)? / scale)?;
+    Some(kib >> 10)
 }
 
 fn count_of(text: &str) -> Option<GpuCount> {
@@ -138,7 +187,30 @@ mod tests {
         assert_eq!(gpu_total("gpu:nvidia_a100_1g.5gb:7(IDX:0-6)"), 7);
         assert_eq!(gpu_indexes("gpu:2(IDX:0,3),gpu:h100:1(IDX:5)"), vec![0, 3, 5]);
         assert_eq!(gpu_indexes("gpu:0(IDX:N/A)"), Vec::<u32>::new());
+        assert_eq!((gpu_total("gpu(IDX:2,4)"), gpu_indexes("gpu(IDX:2,4)")), (2, vec![2, 4]));
+        assert_eq!((gpu_total("gpu:4(S:0-1)"), gpu_indexes("gpu:4(S:0-1)")), (4, vec![]));
         assert_eq!(gpus("gpu:a100").first().map(|g| (g.kind.as_deref(), g.count)), Some((Some("a100"), 1)));
+    }
+
+    #[test]
+    fn counts_of_variables() {
+        // B07
+        for (text, n) in [("a100:4", 4), ("a100:2,h100:2", 4), ("a100", 1), ("4", 4), ("nvidia_h200_nvl_4g.71gb:2", 2)] {
+            assert_eq!(count(text), Ok(n), "{text}");
+        }
+        for bad in ["4k", "", "a100:x", ":4", "-1", "4,", "a100:-2", "4294967296"] {
+            assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_with_fractions() {
+        for (text, mib) in [("6.50G", 6656), ("62.50G", 64_000), ("40000M", 40_000), ("128G", 131_072), ("512", 512), ("2048K", 2)] {
+            assert_eq!(size_mib(text), Some(mib), "{text}");
+        }
+        for bad in ["", "G", "1.x", "-1G", "99999999999999P"] {
+            assert_eq!(size_mib(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@ use crate::ids::NodeName;
 /// The most names one expression may stand for (Slurm's own limit of one range).
 pub const MAX_NAMES: usize = 65_536;
 
+/// The most digits of a number.
+const MAX_WIDTH: usize = 64;
+
 /// Why a text is no hostlist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -15,15 +18,40 @@ pub enum HostlistError {
     /// Something that is no number or number range inside brackets.
     #[error("not a number or a range of numbers inside the brackets")]
     Range,
+    /// Text after the last bracket of a name.
+    #[error("{0}: releases of Slurm before 23.11 refuse text after the last bracket")]
+    Suffix(String),
     /// More than [`MAX_NAMES`].
     #[error("more than {MAX_NAMES} names")]
     TooMany,
 }
 
+/// How a release of Slurm reads what follows a bracket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Up to 23.02: text after the last bracket of a name is refused.
+    Old,
+    /// 23.11 and later: `node[1-3]-ib` is read.
+    New,
+}
+
+/// As [`expand`], and refuses what that release refuses.
+///
+/// # Errors
+/// As [`expand`], and [`HostlistError::Suffix`].
+pub fn expand_for(text: &str, release: Release) -> Result<Vec<NodeName>, HostlistError> {
+    let names = expand(text)?;
+    let suffix = |part: &&str| part.contains('[') && !part.ends_with(']');
+    match split(text)?.into_iter().find(suffix) {
+        Some(part) if release == Release::Old => Err(HostlistError::Suffix(part.chars().take(60).collect())),
+        _ => Ok(names),
+    }
+}
+
 /// Expands an expression, keeping order, duplicates and the width of numbers. Empty text and `(null)` give no names.
 pub fn expand(text: &str) -> Result<Vec<NodeName>, HostlistError> {
     let mut out = vec![];
-    if text.trim().is_empty() || text == "(null)" {
+    if matches!(text.trim(), "" | "(null)") {
         return Ok(out);
     }
     for part in split(text)? {
@@ -74,11 +102,15 @@ fn numbers(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut out = vec![];
     for part in text.split(',') {
         let (a, b) = part.split_once('-').unwrap_or((part, part));
-        let digits = |s: &str| !s.is_empty() && s.len() <= 18 && s.bytes().all(|b| b.is_ascii_digit());
-        if !digits(a) || !digits(b) {
+        // Zeros in front may be many, the number itself is one of 64 bits.
+        let digits = |s: &str| {
+            let fits = !s.is_empty() && s.len() <= MAX_WIDTH && s.bytes().all(|b| b.is_ascii_digit());
+            let number = s.trim_start_matches('0');
+            fits.then(|| if number.is_empty() { Some(0) } else { number.parse::<usize>().ok() }).flatten()
+        };
+        let (Some(lo), Some(hi)) = (digits(a), digits(b)) else {
             return Err(HostlistError::Range);
-        }
-        let (lo, hi): (usize, usize) = (a.parse().unwrap_or(0), b.parse().unwrap_or(0));
+        };
         if hi < lo {
             return Err(HostlistError::Range);
         }

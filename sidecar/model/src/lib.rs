@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod conf;
 pub mod gpu;
 pub mod gres;
 pub mod group;

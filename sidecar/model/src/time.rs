@@ -52,6 +52,11 @@ fn number(text: &str) -> Result<Seconds, TimeError> {
     text.parse().map_err(|_| TimeError::TooLarge)
 }
 
+/// The minutes that Slurm keeps of a limit: rounded up.
+pub fn minutes(seconds: Seconds) -> u64 {
+    seconds.div_ceil(60)
+}
+
 /// Writes seconds as Slurm does: `[D-]HH:MM:SS`.
 pub fn format(seconds: Seconds) -> String {
     let (d, h, m, s) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
