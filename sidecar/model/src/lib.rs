@@ -5,6 +5,7 @@
 //! these types.
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod cluster;
 pub mod conf;
 pub mod gpu;
