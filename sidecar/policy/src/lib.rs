@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod lost;
+pub mod placement;
 mod reclaim;
 mod share;
 

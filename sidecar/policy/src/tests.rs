@@ -57,7 +57,8 @@ fn with(mut g: Group, slices: &[(u32, &str, GpuCount)]) -> Group {
             gpus: *gpus,
             cpus: *gpus,
             leaving: false,
-            rank_zero: false, lost: None,
+            rank_zero: false,
+            lost: None,
         })
         .collect();
     g
@@ -359,7 +360,8 @@ fn apply(c: &Cluster, plan: &Plan) -> Cluster {
                         gpus: *gpus,
                         cpus: *gpus,
                         leaving: false,
-                        rank_zero: false, lost: None,
+                        rank_zero: false,
+                        lost: None,
                     });
                 }
             }
