@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod daemon;
+mod placement;
 mod report;
 mod resize;
 mod spank;
@@ -11,7 +12,8 @@ use std::process::ExitCode;
 
 type Bench = fn(&mut Report) -> anyhow::Result<()>;
 
-const BENCHES: &[(&str, Bench)] = &[("resize", resize::run), ("spank", spank::run), ("daemon", daemon::run)];
+const BENCHES: &[(&str, Bench)] =
+    &[("resize", resize::run), ("spank", spank::run), ("daemon", daemon::run), ("placement", placement::run)];
 
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();

@@ -33,6 +33,11 @@ impl Report {
         self.print(case, metric, value, unit, Some(limit), value <= limit);
     }
 
+    /// A figure that must not be below `limit`.
+    pub fn at_least(&mut self, case: &str, metric: &str, value: f64, unit: &'static str, limit: f64) {
+        self.print(case, metric, value, unit, Some(limit), value >= limit);
+    }
+
     /// A figure without a limit.
     pub fn note(&mut self, case: &str, metric: &str, value: f64, unit: &'static str) {
         self.print(case, metric, value, unit, None, true);
