@@ -8,6 +8,7 @@ use crate::orphans::Orphans;
 use crate::proof::Peer;
 use crate::ranks::{RankId, Ranks};
 use crate::slurm_text::{Job, Look};
+use pliant_model::gpu::{GpuEvent, NodeGpus, Sample};
 use pliant_model::{JobId, NodeName, Reason};
 use pliant_protocol::local::{FromAgent, FromClient, Role, ToAgent, ToClient};
 use pliant_protocol::peer;
@@ -53,6 +54,41 @@ enum Kind {
     Launcher,
 }
 
+/// What is to be told of the node's GPUs.
+#[derive(Debug, Default)]
+pub struct Hardware {
+    /// The GPUs; kept for the next connection.
+    pub gpus: Option<NodeGpus>,
+    told: bool,
+    /// The last samples, until they are told.
+    pub samples: Option<Vec<Sample>>,
+    /// Events that wait for pliantd.
+    pub events: VecDeque<GpuEvent>,
+}
+
+impl Hardware {
+    /// The most events that wait; the log has all.
+    pub const EVENTS: usize = 256;
+
+    /// What can be told now.
+    pub fn tell(&mut self, connected: bool) -> Vec<Effect> {
+        if !connected {
+            self.samples = None;
+            return vec![];
+        }
+        let gpus = self.gpus.clone().filter(|_| !std::mem::replace(&mut self.told, true));
+        let gpus = gpus.map(|g| peer::FromAgent::Gpus { gpus: Box::new(g) });
+        let samples = self.samples.take().map(|samples| peer::FromAgent::Samples { samples });
+        let events = self.events.drain(..).map(|e| peer::FromAgent::Happened { event: Box::new(e) });
+        gpus.into_iter().chain(samples).chain(events).map(Effect::Daemon).collect()
+    }
+
+    /// They are to be told anew.
+    pub fn changed(&mut self) {
+        self.told = false;
+    }
+}
+
 /// The state of an agent.
 #[derive(Debug)]
 pub struct Core {
@@ -70,6 +106,8 @@ pub struct Core {
     swept: bool,
     ticked: Now,
     lines: Lines,
+    /// The node's GPUs.
+    pub hardware: Hardware,
 }
 
 impl Core {
@@ -90,6 +128,7 @@ impl Core {
             swept: false,
             ticked: now,
             lines: Lines::default(),
+            hardware: Hardware::default(),
         }
     }
 
@@ -233,6 +272,8 @@ impl Core {
         let mut out = vec![];
         if connected {
             out.extend(self.reports.drain(..).chain(self.launchers.statuses()).map(Effect::Daemon));
+            self.hardware.changed();
+            out.extend(self.hardware.tell(true));
             // The first sweep is wanted in any case; later ones are pliantd's matter.
             self.sweep_at = self.sweep_at.filter(|_| !self.swept);
         } else {
@@ -240,6 +281,11 @@ impl Core {
         }
         self.launchers.daemon(connected, &mut out);
         out
+    }
+
+    /// Whether the session with pliantd is up.
+    pub fn connected(&self) -> bool {
+        self.daemon
     }
 
     /// From pliantd.

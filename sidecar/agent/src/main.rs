@@ -2,11 +2,12 @@
 //! between ranks, supervisors, launchers and pliantd, and cancels slices whose launcher is gone.
 //!
 //! [`core`] and what it uses (`ranks`, `launchers`, `leases`, `cancels`, `orphans`, `proof`, `slurm_text`, `limit`)
-//! are plain functions of events and time. tokio is in `server`, `link`, `slurm`, `shared`, `outbox` and here: one thread.
+//! are plain functions of events and time. `gpus` reads NVML in a thread of its own. tokio is in `server`, `link`, `slurm`, `shared`, `outbox` and here: one thread.
 #![forbid(unsafe_code)]
 
 mod cancels;
 mod core;
+mod gpus;
 mod launchers;
 mod leases;
 mod limit;
@@ -72,6 +73,7 @@ async fn run(config: Config, node: NodeName) -> anyhow::Result<()> {
     let path = PathBuf::from(config.agent.socket.replace("%n", node.as_str()));
     let (socket, listener) = server::Socket::bind(&path)?;
     tracing::info!("pliant-agent {} of node {node} serves {}", pliant_protocol::SOFTWARE, path.display());
+    let watch = gpus::Watch { library: config.agent.nvml, conf: config.slurm.conf.clone(), node: node.clone() };
     let slurm = slurm::Slurm::new(config.slurm.conf, node.as_str());
     let shared = shared::Shared::new(node.clone(), slurm);
     let target = link::Target {
@@ -82,6 +84,7 @@ async fn run(config: Config, node: NodeName) -> anyhow::Result<()> {
     };
     tokio::task::spawn_local(server::serve(Rc::clone(&shared), listener));
     tokio::task::spawn_local(link::run(Rc::clone(&shared), target));
+    tokio::task::spawn_local(gpus::run(Rc::clone(&shared), watch));
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     // After a stop, one tick tells of the whole pause; no burst of late ones follows.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -94,13 +94,35 @@ impl Processes {
         rest.split_ascii_whitespace().nth(19)?.parse().ok()
     }
 
+    /// The state letter of a process; `None`: there is none.
+    pub fn state(&self, pid: u32) -> Option<char> {
+        let stat = self.read(pid, "stat")?;
+        stat.rsplit_once(')')?.1.trim_start().chars().next()
+    }
+
     /// Whether a process runs (a zombie does not).
     pub fn alive(&self, pid: u32) -> bool {
-        let state = || {
-            let stat = self.read(pid, "stat")?;
-            stat.rsplit_once(')')?.1.trim_start().chars().next()
-        };
-        state().is_some_and(|s| !matches!(s, 'Z' | 'X'))
+        self.state(pid).is_some_and(|s| !matches!(s, 'Z' | 'X'))
+    }
+
+    /// The effective uid of a process.
+    pub fn owner(&self, pid: u32) -> Option<u32> {
+        Some(Ids::parse(&self.read(pid, "status")?)?.effective)
+    }
+
+    /// The CPUs that a process may use, ascending.
+    pub fn cpus(&self, pid: u32) -> Option<Vec<u32>> {
+        let status = self.read(pid, "status")?;
+        let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+        pliant_model::conf::index_list::parse(list.trim()).ok()
+    }
+
+    /// A variable of the environment that a process was started with. It is the user's own word: fit for a hint, never
+    /// for a proof.
+    pub fn variable(&self, pid: u32, name: &str) -> Option<String> {
+        let environment = self.read(pid, "environ")?;
+        let value = |v: &str| v.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+        environment.split('\0').find_map(value)
     }
 
     /// The job of a process that connected as `uid`; `Ok(None)`: neither cgroup nor parents tell.

@@ -355,30 +355,16 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// The simulated NVML, and for each node its own scenario, in which the UUIDs end in the node's number: no two GPUs of
-/// a cluster have one UUID.
+/// The simulated NVML, and for each node its own scenario, which names the node: no two GPUs of a cluster have one UUID.
 fn install_scenario(spec: &Spec, scenario: &Path) -> Result<()> {
     services::install(&spec.target.join("libfake_nvml.so"), &spec.path("lib/libnvidia-ml.so.1"))?;
     let text = fs::read_to_string(scenario).with_context(|| format!("cannot read {}", scenario.display()))?;
     for (number, node) in spec.node_names().iter().enumerate() {
-        let own: Vec<String> = text.lines().map(|line| own_uuids(line, number)).collect();
         let path = spec.scenario_of(node);
-        fs::write(&path, own.join("\n")).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, format!("node = {number}\n{text}"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
-}
-
-/// A line of a scenario with the last three digits of each UUID replaced by a node's number.
-fn own_uuids(line: &str, number: usize) -> String {
-    const LENGTH: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
-    let mut out = line.to_owned();
-    for (at, _) in line.match_indices("\"GPU-").chain(line.match_indices("\"MIG-")) {
-        let end = at + 1 + LENGTH;
-        if line.get(at + 1..end).is_some_and(|u| u.is_ascii()) {
-            out.replace_range(end - 3..end, &format!("{number:03x}"));
-        }
-    }
-    out
 }
 
 fn make_devices(spec: &Spec) -> Result<()> {
