@@ -1,6 +1,7 @@
 //! `./dev bench NAME`: figures beside their limits, as JSON lines; exits with 1 when one is short.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod daemon;
 mod placement;
 mod report;
@@ -12,8 +13,13 @@ use std::process::ExitCode;
 
 type Bench = fn(&mut Report) -> anyhow::Result<()>;
 
-const BENCHES: &[(&str, Bench)] =
-    &[("resize", resize::run), ("spank", spank::run), ("daemon", daemon::run), ("placement", placement::run)];
+const BENCHES: &[(&str, Bench)] = &[
+    ("resize", resize::run),
+    ("spank", spank::run),
+    ("daemon", daemon::run),
+    ("placement", placement::run),
+    ("agent", agent::run),
+];
 
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The calls of NVML that nvml-wrapper lacks: fabric, remapped rows, ids of MIG instances.
+//! The calls of NVML that nvml-wrapper 0.13 lacks: fabric, remapped rows, ids of MIG instances, MPS; and what is at the
+//! other end of an NVLink, where its `remote_device_type` gives `Unknown` always (it lets NVML write to a copy).
 //!
 //! Each asks the library that nvml-wrapper has loaded; a function that this version of it does not have is
 //! [`NvmlError::FailedToLoadSymbol`], as there.
@@ -7,7 +8,9 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{
     NVML_GPU_FABRIC_STATE_COMPLETED, NVML_GPU_FABRIC_STATE_IN_PROGRESS, NVML_GPU_FABRIC_STATE_NOT_STARTED,
-    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN,
 };
 use std::mem;
 
@@ -59,7 +62,12 @@ pub fn fabric(nvml: &Nvml, device: &Device<'_>) -> Result<FabricInfo, NvmlError>
         info.version = size | 2 << 24;
         // SAFETY: the handle is of this library, and the version in the struct tells NVML its layout.
         nvml_try(unsafe { call(device.handle(), (&raw mut info).cast()) })?;
-        Ok(FabricInfo { state: state(info.state), status: info.status, cluster: info.clusterUuid, clique: info.cliqueId })
+        Ok(FabricInfo {
+            state: state(info.state),
+            status: info.status,
+            cluster: info.clusterUuid,
+            clique: info.cliqueId,
+        })
     })();
     match newer {
         Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::Unknown) => {
@@ -115,4 +123,32 @@ pub fn mps_processes(nvml: &Nvml, device: &Device<'_>) -> Result<u32, NvmlError>
         Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
         Err(e) => Err(e),
     }
+}
+
+/// What is at the other end of an NVLink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEnd {
+    /// A GPU.
+    Gpu,
+    /// An NVSwitch.
+    Switch,
+    /// Something else, or not said.
+    Unknown,
+}
+
+/// `nvmlDeviceGetNvLinkRemoteDeviceType`
+///
+/// # Errors
+/// NVML's.
+pub fn link_end(nvml: &Nvml, device: &Device<'_>, link: u32) -> Result<LinkEnd, NvmlError> {
+    let call = nvml_sym(nvml.lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
+    let mut kind = nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
+    // SAFETY: the handle is of this library; a number of ours to be written.
+    nvml_try(unsafe { call(device.handle(), link, &raw mut kind) })?;
+    #[allow(non_upper_case_globals, reason = "NVML's own names")]
+    Ok(match kind {
+        nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => LinkEnd::Gpu,
+        nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => LinkEnd::Switch,
+        _ => LinkEnd::Unknown,
+    })
 }

@@ -73,7 +73,6 @@ impl Hardware {
     /// What can be told now.
     pub fn tell(&mut self, connected: bool) -> Vec<Effect> {
         if !connected {
-            self.samples = None;
             return vec![];
         }
         let gpus = self.gpus.clone().filter(|_| !std::mem::replace(&mut self.told, true));

@@ -35,6 +35,12 @@ pub enum Command {
     Jobs(Show),
     /// Show what a job holds, why it does not grow, and what has happened to it
     Explain(Explain),
+    /// List GPUs: what each does, who has it, and why it stands so
+    ///
+    /// Processes and jobs of others are shown to root and the account of pliantd only.
+    Gpus(Gpus),
+    /// Show, import, check and export the topology of nodes and cluster
+    Topo(TopoArgs),
     /// Check the installation on this host, and what pliantd knows of the others
     ///
     /// Ends with 0 when nothing fails, with 1 otherwise.
@@ -73,6 +79,7 @@ pub struct Run {
 
 /// How to show it.
 #[derive(Clone, Copy, Debug, Default, Args)]
+#[group(id = "form")]
 pub struct Show {
     /// Print JSON
     #[arg(long)]
@@ -91,6 +98,88 @@ pub struct Explain {
     /// How to show it.
     #[command(flatten)]
     pub show: Show,
+}
+
+/// `pliant gpus`
+#[derive(Debug, Args)]
+pub struct Gpus {
+    /// Only the GPUs of these nodes, a hostlist such as n[0-3]
+    #[arg(long, value_name = "NODES")]
+    pub node: Option<String>,
+    /// How to show it.
+    #[command(flatten)]
+    pub show: Show,
+}
+
+/// `pliant topo`
+#[derive(Debug, Args)]
+pub struct TopoArgs {
+    /// What to do with it.
+    #[command(subcommand)]
+    pub command: Topo,
+}
+
+/// The commands of `pliant topo`.
+#[derive(Debug, Subcommand)]
+pub enum Topo {
+    /// Draw the GPUs of a node and their links, or the switches and nodes of the cluster
+    Show {
+        /// Node [default: the cluster]
+        #[arg(value_name = "NODE")]
+        node: Option<String>,
+        /// Also write the picture as SVG
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// How to show it.
+        #[command(flatten)]
+        show: Show,
+    },
+    /// Read files and show what Pliant understands in them
+    ///
+    /// Takes captures of `nvidia-smi topo -m`, `nvidia-smi -L` and `rocm-smi --showtopo`, gres.conf, slurm.conf,
+    /// topology.conf and topology.yaml; - is standard input.
+    Import {
+        /// Files
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<String>,
+        /// Compare captures with what the agent of this node has measured
+        #[arg(long, value_name = "NODE")]
+        node: Option<String>,
+        /// How to show it.
+        #[command(flatten)]
+        show: Show,
+    },
+    /// Check gres.conf, slurm.conf and the topology against each other and against the hardware
+    ///
+    /// Ends with 0 when nothing fails, with 1 otherwise.
+    Check {
+        /// Folder of Slurm's files [default: that of the slurm.conf in use]
+        #[arg(long, value_name = "DIR")]
+        conf: Option<PathBuf>,
+        /// How to show it.
+        #[command(flatten)]
+        show: Show,
+    },
+    /// Write a file for Slurm from what was measured, to standard output
+    Export {
+        /// Which
+        #[arg(value_name = "FILE")]
+        what: TopoExport,
+    },
+}
+
+/// What can be exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TopoExport {
+    /// gres.conf with Cores and Links.
+    #[value(name = "gres.conf")]
+    GresConf,
+    /// topology.conf.
+    #[value(name = "topology.conf")]
+    TopologyConf,
+    /// topology.yaml (Slurm 25.05 and later).
+    #[value(name = "topology.yaml")]
+    TopologyYaml,
 }
 
 /// `pliant config`

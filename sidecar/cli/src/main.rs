@@ -9,11 +9,12 @@ mod doctor;
 mod manual;
 mod output;
 mod run;
+mod topo;
 
 use anyhow::{Context as _, bail};
-use args::{Cli, Command, ConfigArgs, ConfigCommand, JobArg, Show};
+use args::{Cli, Command, ConfigArgs, ConfigCommand, Gpus, JobArg, Show};
 use clap::Parser as _;
-use pliant_model::JobId;
+use pliant_model::{JobId, hostlist};
 use pliant_protocol::admin::{Level, Reply, Request};
 use pliant_protocol::config::{Config, DEFAULT_PATH};
 use pliant_protocol::exit;
@@ -68,6 +69,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             other => unexpected(other),
         },
         Command::Explain(explain) => explained(config, &explain.job, explain.show),
+        Command::Gpus(Gpus { node, show }) => gpus(config, node.as_deref(), show),
+        Command::Topo(topo) => {
+            let (text, code) = topo::run(topo.command, config)?;
+            print(&text).map(|_| code)
+        }
         Command::Doctor(show) => {
             let findings = doctor::examine(config);
             print(&output::choose(show).findings(&findings)?)?;
@@ -81,6 +87,26 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         }
         Command::Man { dir } => manual::write(&dir).map(|()| exit::OK),
         Command::Completions { shell } => manual::completions(shell).map(|()| exit::OK),
+    }
+}
+
+fn gpus(config: Option<&Path>, nodes: Option<&str>, show: Show) -> anyhow::Result<u8> {
+    let wanted = nodes.map(|n| hostlist::expand(n).with_context(|| format!("--node={n}"))).transpose()?;
+    match ask(config, &Request::Gpus)? {
+        Reply::Gpus { mut gpus, mut events } => {
+            if let Some(wanted) = wanted {
+                if let Some(unknown) = wanted.iter().find(|n| !gpus.iter().any(|g| g.node == **n)) {
+                    bail!(
+                        "--node={}: node {unknown} has no GPU that Slurm or an agent knows",
+                        nodes.unwrap_or_default()
+                    );
+                }
+                gpus.retain(|g| wanted.contains(&g.node));
+                events.retain(|e| wanted.contains(&e.gpu.node));
+            }
+            print(&output::choose(show).gpus(&gpus, &events)?)
+        }
+        other => unexpected(other),
     }
 }
 

@@ -119,7 +119,10 @@ mod tests {
         let mut names: Vec<String> =
             dir.path().read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        let expected = ["config-check", "config", "doctor", "explain", "jobs", "run", "status"];
+        let expected = [
+            "config-check", "config", "doctor", "explain", "gpus", "jobs", "run", "status", "topo-check", "topo-export",
+            "topo-import", "topo-show", "topo",
+        ];
         let expected: Vec<String> =
             expected.iter().map(|n| format!("pliant-{n}.1")).chain(["pliant.1".into()]).collect();
         assert_eq!(names, expected);

@@ -127,7 +127,8 @@ impl Row<'_> {
         }
         if !view::takes_jobs(self.record) {
             let flags = self.record.flags.join("+");
-            let why = if flags.is_empty() { self.record.state.clone() } else { format!("{}+{flags}", self.record.state) };
+            let why =
+                if flags.is_empty() { self.record.state.clone() } else { format!("{}+{flags}", self.record.state) };
             return (GpuState::Unavailable, format!("the node is {why}"));
         }
         let fabric = self.gpu.and_then(|g| g.fabric.as_ref()).filter(|f| !f.ready);

@@ -75,7 +75,11 @@ pub struct Agent {
 
 impl Default for Agent {
     fn default() -> Self {
-        Agent { socket: "/run/pliant/agent.sock".into(), daemon: "localhost:7467".into(), nvml: "libnvidia-ml.so.1".into() }
+        Agent {
+            socket: "/run/pliant/agent.sock".into(),
+            daemon: "localhost:7467".into(),
+            nvml: "libnvidia-ml.so.1".into(),
+        }
     }
 }
 

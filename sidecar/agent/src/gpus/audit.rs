@@ -68,7 +68,8 @@ impl Audit {
                     add(kind, process.pid, what);
                 }
             }
-            let memory = sample.memory_used_mib.filter(|m| *m > OWN_MEMORY && owners == 0 && sample.processes.is_some());
+            let memory =
+                sample.memory_used_mib.filter(|m| *m > OWN_MEMORY && owners == 0 && sample.processes.is_some());
             if let Some(memory_mib) = memory {
                 add(Kind::Orphaned, 0, Happening::Orphaned { memory_mib });
             }
@@ -93,7 +94,8 @@ impl Audit {
         self.open.retain(|key, _| now.contains_key(key));
         for (key, what) in now {
             let told = self.open.get(&key).and_then(Option::as_ref);
-            let again = matches!((&what, told), (Happening::Ecc { .. } | Happening::Throttled { .. }, Some(t)) if *t != what);
+            let again =
+                matches!((&what, told), (Happening::Ecc { .. } | Happening::Throttled { .. }, Some(t)) if *t != what);
             if told.is_none() || again {
                 news.push((key.1.clone(), what.clone()));
                 self.open.insert(key, Some(what));
@@ -142,18 +144,15 @@ mod tests {
     use pliant_model::gpu::Process;
 
     fn node() -> NodeGpus {
-        let of = |i: u32| Gpu { gres_index: Some(i), cpus: Some(if i < 4 { vec![0, 1] } else { vec![2, 3] }), ..gpu(i) };
+        let of =
+            |i: u32| Gpu { gres_index: Some(i), cpus: Some(if i < 4 { vec![0, 1] } else { vec![2, 3] }), ..gpu(i) };
         NodeGpus { gpus: (0..8).map(of).collect(), ..NodeGpus::default() }
     }
 
     fn sample(gpu: u32, pids: &[u32]) -> Sample {
         let process =
             |pid: &u32| Process { pid: *pid, uid: None, job: None, memory_mib: None, state: None, instance: None };
-        Sample {
-            uuid: format!("GPU-{gpu}"),
-            processes: Some(pids.iter().map(process).collect()),
-            ..Sample::default()
-        }
+        Sample { uuid: format!("GPU-{gpu}"), processes: Some(pids.iter().map(process).collect()), ..Sample::default() }
     }
 
     fn facts(gpus: &[u32], cpus: &[u32]) -> Facts {

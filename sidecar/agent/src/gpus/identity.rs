@@ -74,8 +74,7 @@ pub fn identify(node: &mut NodeGpus, named: &Named) {
 
 /// AutoDetect without `File=`: Slurm sorts the devices by their files, so by minor.
 fn by_minor(node: &mut NodeGpus) {
-    let mut order: Vec<(u32, usize)> =
-        node.gpus.iter().enumerate().filter_map(|(i, g)| Some((g.minor?, i))).collect();
+    let mut order: Vec<(u32, usize)> = node.gpus.iter().enumerate().filter_map(|(i, g)| Some((g.minor?, i))).collect();
     order.sort_unstable();
     for (index, (_, at)) in order.into_iter().enumerate() {
         if let Some(gpu) = node.gpus.get_mut(at) {

@@ -44,7 +44,8 @@ pub fn merge(old: &NodeGpus, look: Look, why: &str) -> (NodeGpus, Vec<(String, H
         })
         .collect();
     pairs.sort_by_key(|p| (p.a, p.b));
-    let known = NodeGpus { boot_id: old.boot_id.clone(), driver: look.driver, absent: None, gpus, pairs, problems: vec![] };
+    let known =
+        NodeGpus { boot_id: old.boot_id.clone(), driver: look.driver, absent: None, gpus, pairs, problems: vec![] };
     (known, happened)
 }
 

@@ -12,7 +12,7 @@ use nvml_wrapper::enum_wrappers::device::{
     Clock, ComputeMode as Mode, EccCounter, MemoryError, P2pCapabilitiesIndex, P2pStatus, PcieUtilCounter,
     RetirementCause, TemperatureSensor, TopologyLevel,
 };
-use nvml_wrapper::enum_wrappers::nv_link::{ErrorCounter, IntDeviceType};
+use nvml_wrapper::enum_wrappers::nv_link::ErrorCounter;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -21,6 +21,7 @@ use pliant_model::gpu::{
     BusId, ComputeMode, Fabric, Gpu, Happening, LinkPeer, MigInstance, NodeGpus, NvLink, Pair, Process, Sample,
 };
 use pliant_model::topology::Path;
+use pliant_nvml::LinkEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_ulong;
 use std::path::{Path as File, PathBuf};
@@ -315,10 +316,10 @@ impl<'n> Reader<'n> {
             let wrapper = device.link_wrapper_for(link);
             // The first link that is not there ends the list: InvalidArg, or NotSupported for all.
             let Ok(active) = wrapper.is_active() else { break };
-            let kind = wrapper.remote_device_type(link).ok();
+            let kind = pliant_nvml::link_end(self.nvml, device, link).ok();
             let peer = match kind {
-                Some(IntDeviceType::Switch) => LinkPeer::Switch,
-                Some(IntDeviceType::Gpu) => {
+                Some(LinkEnd::Switch) => LinkPeer::Switch,
+                Some(LinkEnd::Gpu) => {
                     let pci = wrapper.remote_pci_info().ok();
                     pci.and_then(|p| p.bus_id.parse().ok()).map_or(LinkPeer::Unknown, LinkPeer::Gpu)
                 }

@@ -115,10 +115,8 @@ impl State {
     }
 
     fn samples(&mut self, shared: &Rc<Shared>, mut samples: Vec<Sample>) {
-        let pids: Vec<(String, u32)> = samples
-            .iter()
-            .flat_map(|s| s.processes.iter().flatten().map(|p| (s.uuid.clone(), p.pid)))
-            .collect();
+        let pids: Vec<(String, u32)> =
+            samples.iter().flat_map(|s| s.processes.iter().flatten().map(|p| (s.uuid.clone(), p.pid))).collect();
         let facts: BTreeMap<u32, Facts> =
             pids.iter().filter_map(|(_, pid)| Some((*pid, self.facts(shared, *pid)?))).collect();
         self.processes.retain(|pid, _| facts.contains_key(pid));

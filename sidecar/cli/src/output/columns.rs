@@ -33,12 +33,17 @@ pub fn render<const N: usize>(columns: &[Column; N], rows: &[[String; N]], heade
     });
     let head = header.then(|| columns.map(|c| c.name.to_owned()));
     let lines: Vec<[String; N]> = head.into_iter().chain(rows).collect();
+    let mut widths = columns.map(|c| c.width);
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
     let mut out = String::new();
     for line in &lines {
         let mut text = String::new();
         for (i, (column, cell)) in columns.iter().zip(line).enumerate() {
-            let cells = lines.iter().filter_map(|l| l.get(i)).map(|c| c.chars().count());
-            let width = cells.max().unwrap_or_default().max(column.width);
+            let width = widths.get(i).copied().unwrap_or(column.width);
             let padding = " ".repeat(width - cell.chars().count().min(width));
             if i > 0 {
                 text.push(' ');

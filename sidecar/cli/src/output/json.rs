@@ -1,7 +1,8 @@
 //! JSON: the types of `pliant_protocol::admin` as they are, so that the keys are those of the protocol.
 
 use super::Output;
-use pliant_protocol::admin::{Explanation, Finding, JobView, Status};
+use pliant_model::gpu::GpuEvent;
+use pliant_protocol::admin::{Explanation, Finding, GpuView, JobView, Status};
 use serde::Serialize;
 
 /// The top keys of each command, for the manual; what lies below has the names of `pliant_protocol::admin`.
@@ -24,6 +25,12 @@ pub const KEYS: &[(&str, &str)] = &[
          with why, its name, and its numbers",
     ),
     (
+        "gpus",
+        "gpus: a list of objects with node, index, gpu (uuid, bus, minor, model, memory_mib, ...; null without an agent), \
+         state, job, base, reason, sample (utilisation, memory_used_mib, processes, ...; null where none is known); \
+         events: a list of objects with at_ms, boot_id, gpu, gres_index, what. What is not available is null",
+    ),
+    (
         "doctor",
         "findings: a list of objects with check, host (null: this one), level (ok, warn or fail), found, remedy",
     ),
@@ -43,6 +50,12 @@ struct Findings<'a> {
     findings: &'a [Finding],
 }
 
+#[derive(Serialize)]
+struct Gpus<'a> {
+    gpus: &'a [GpuView],
+    events: &'a [GpuEvent],
+}
+
 fn text(value: &impl Serialize) -> anyhow::Result<String> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
@@ -60,6 +73,10 @@ impl Output for Json {
 
     fn explanation(&self, explanation: &Explanation) -> anyhow::Result<String> {
         text(explanation)
+    }
+
+    fn gpus(&self, gpus: &[GpuView], events: &[GpuEvent]) -> anyhow::Result<String> {
+        text(&Gpus { gpus, events })
     }
 
     fn findings(&self, findings: &[Finding]) -> anyhow::Result<String> {

@@ -1,13 +1,15 @@
 //! What is shown, in one of two forms.
 
 mod columns;
+mod gpus;
 pub mod json;
 pub mod table;
 #[cfg(test)]
 mod tests;
 
 use crate::args::Show;
-use pliant_protocol::admin::{Explanation, Finding, JobView, Status};
+use pliant_model::gpu::GpuEvent;
+use pliant_protocol::admin::{Explanation, Finding, GpuView, JobView, Status};
 
 /// A form of output. Each method gives the whole text, with its last newline.
 pub trait Output {
@@ -26,6 +28,11 @@ pub trait Output {
     /// # Errors
     /// As [`Output::status`].
     fn explanation(&self, explanation: &Explanation) -> anyhow::Result<String>;
+    /// `pliant gpus`
+    ///
+    /// # Errors
+    /// As [`Output::status`].
+    fn gpus(&self, gpus: &[GpuView], events: &[GpuEvent]) -> anyhow::Result<String>;
     /// `pliant doctor`
     ///
     /// # Errors

@@ -4,9 +4,10 @@ use super::Output;
 use super::columns::{Column, clean, left, render, right};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use pliant_model::gpu::GpuEvent;
 use pliant_model::resize::Kind;
 use pliant_model::{GpuCount, Member, NodeName, Reason, Seconds, hostlist};
-use pliant_protocol::admin::{Event, Explanation, Finding, JobView, Level, Status};
+use pliant_protocol::admin::{Event, Explanation, Finding, GpuView, JobView, Level, Status};
 use pliant_protocol::job::{JobStatus, Millis, OrderStatus, Progress};
 use std::fmt::Write as _;
 
@@ -188,6 +189,11 @@ impl Output for Table {
             out.push_str(&render(&HISTORY, &rows, self.header));
         }
         Ok(out)
+    }
+
+    fn gpus(&self, gpus: &[GpuView], events: &[GpuEvent]) -> anyhow::Result<String> {
+        let time = |at| self.millis(at, "%Y-%m-%dT%H:%M:%S");
+        Ok(super::gpus::table(gpus, events, self.header, &time))
     }
 
     fn findings(&self, findings: &[Finding]) -> anyhow::Result<String> {

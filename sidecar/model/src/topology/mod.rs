@@ -3,11 +3,12 @@
 //! [`NodeTopology`] is the inside of a node, whatever source it comes from (an agent, a capture of `nvidia-smi topo
 //! -m`, `Links=` of gres.conf); [`Switches`] is what joins the nodes.
 
+mod gres;
 mod node;
 mod switches;
 
 pub use node::{Gpu, Link, LinkKind, Nic, NodeTopology, Source};
-pub use switches::{Switch, SwitchError, SwitchKind, Switches};
+pub use switches::{MAX_LEVELS, Switch, SwitchError, SwitchKind, Switches};
 
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,9 @@ use crate::ids::NodeName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
+/// The most levels of switches.
+pub const MAX_LEVELS: usize = 64;
+
 /// The switches of a cluster, as topology.conf or topology.yaml gives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switches {
@@ -71,6 +74,14 @@ pub enum SwitchError {
         /// Which.
         name: String,
     },
+    /// More than [`MAX_LEVELS`] switches above each other.
+    #[error("line {line}: {name} has more than {MAX_LEVELS} levels of switches above it")]
+    TooDeep {
+        /// Where.
+        line: usize,
+        /// Which.
+        name: String,
+    },
     /// A switch with two parents, or a node at two leaves.
     #[error("line {line}: {name} is at {first} already")]
     TwoParents {
@@ -114,11 +125,8 @@ impl Switches {
 
     /// For each node the switches above it, leaf first. Blocks: the block only.
     pub fn paths(&self) -> HashMap<&NodeName, Vec<&str>> {
-        let parent: HashMap<&str, &str> = self
-            .switches
-            .iter()
-            .flat_map(|s| s.children.iter().map(move |c| (c.as_str(), s.name.as_str())))
-            .collect();
+        let parent: HashMap<&str, &str> =
+            self.switches.iter().flat_map(|s| s.children.iter().map(move |c| (c.as_str(), s.name.as_str()))).collect();
         let mut paths = HashMap::new();
         for leaf in self.leaves() {
             let mut path = vec![leaf.name.as_str()];
@@ -162,23 +170,30 @@ impl Switches {
         for s in &self.switches {
             for node in &s.nodes {
                 if let Some(first) = at.insert(node, &s.name) {
-                    return Err(SwitchError::TwoParents { line: s.line, name: node.0.clone(), first: first.to_owned() });
+                    return Err(SwitchError::TwoParents {
+                        line: s.line,
+                        name: node.0.clone(),
+                        first: first.to_owned(),
+                    });
                 }
             }
         }
         self.check_blocks()
     }
 
+    /// Every way up ends, and within [`MAX_LEVELS`]: so the work stays proportional to the number of switches.
     fn check_cycles(&self, parent: &HashMap<&str, &Switch>) -> Result<(), SwitchError> {
         for s in &self.switches {
-            let (mut up, mut steps) = (parent.get(s.name.as_str()), 0);
-            while let Some(p) = up {
-                steps += 1;
-                if p.name == s.name || steps > self.switches.len() {
-                    return Err(SwitchError::Cycle { line: s.line, name: s.name.clone() });
-                }
-                up = parent.get(p.name.as_str());
+            let up = |p: &&Switch| parent.get(p.name.as_str()).copied();
+            if std::iter::successors(Some(s), up).nth(MAX_LEVELS).is_none() {
+                continue;
             }
+            let mut seen = std::collections::HashSet::new();
+            let again = std::iter::successors(Some(s), up).find(|p| !seen.insert(p.name.as_str()));
+            return Err(match again {
+                Some(p) => SwitchError::Cycle { line: p.line, name: p.name.clone() },
+                None => SwitchError::TooDeep { line: s.line, name: s.name.clone() },
+            });
         }
         Ok(())
     }
@@ -190,13 +205,15 @@ impl Switches {
             return Ok(());
         };
         if blocks == 0 {
-            return Err(SwitchError::Blocks(format!("BlockSizes={base} and no block: every BlockName line is missing")));
+            return Err(SwitchError::Blocks(format!(
+                "BlockSizes={base} and no block: every BlockName line is missing"
+            )));
         }
         let bad = self.block_sizes.iter().find(|s| **s == 0 || **s % (*base).max(1) != 0);
         match bad.or_else(|| self.block_sizes.iter().find(|s| !(**s / (*base).max(1)).is_power_of_two())) {
-            Some(size) => Err(SwitchError::Blocks(format!(
-                "BlockSizes: {size} is not the base size {base} times a power of two"
-            ))),
+            Some(size) => {
+                Err(SwitchError::Blocks(format!("BlockSizes: {size} is not the base size {base} times a power of two")))
+            }
             None => Ok(()),
         }
     }
@@ -241,9 +258,28 @@ mod tests {
         assert_eq!(text(&tree(&[("s", &["a"], &[]), ("s", &["b"], &[])])), "line 2: s is there already, at line 1");
         assert!(text(&tree(&[("s", &[], &["x"])])).contains("names the switch x, which no line defines"));
         assert!(text(&tree(&[("a", &["n"], &["b"]), ("b", &[], &["a"])])).contains("below itself"));
+        assert_eq!(
+            text(&tree(&[("leaf", &["n"], &[]), ("a", &[], &["b", "leaf"]), ("b", &[], &["a"])])),
+            "line 2: a is below itself"
+        );
         assert!(text(&tree(&[("a", &["n"], &[]), ("b", &["n"], &[])])).contains("n is at a already"));
         assert!(text(&tree(&[("a", &[], &[])])).contains("neither"));
         assert!(text(&Switches { block_sizes: vec![20], ..Switches::default() }).contains("no block"));
+    }
+
+    #[test]
+    fn a_chain_is_no_tree() {
+        let switch = |i: usize| Switch {
+            name: format!("s{i}"),
+            nodes: vec![NodeName(format!("n{i}"))],
+            children: (i > 0).then(|| format!("s{}", i - 1)).into_iter().collect(),
+            line: i + 1,
+            ..Switch::default()
+        };
+        let chain = |n| Switches { switches: (0..n).map(switch).collect(), block_sizes: vec![] };
+        assert_eq!(chain(MAX_LEVELS).check(), Ok(()));
+        assert!(matches!(chain(MAX_LEVELS + 1).check(), Err(SwitchError::TooDeep { line: 1, .. })));
+        assert!(matches!(chain(60_000).check(), Err(SwitchError::TooDeep { .. })));
     }
 
     #[test]

@@ -79,7 +79,10 @@ fn a_slice_with_a_lost_gpu_is_given_back_and_the_right_gpu_named() {
     let Order::Shrink { slices, reason: Reason::GpuLost { gpu, index, slice }, .. } = &orders[0] else {
         panic!("{orders:?}")
     };
-    assert_eq!((slices.as_slice(), gpu.uuid.as_str(), *index, *slice), (&[JobId(11)][..], "GPU-4", Some(4), Some(JobId(11))));
+    assert_eq!(
+        (slices.as_slice(), gpu.uuid.as_str(), *index, *slice),
+        (&[JobId(11)][..], "GPU-4", Some(4), Some(JobId(11)))
+    );
     assert_eq!(rows(&core, ROOT)[8 + 4].state, GpuState::Lost);
     let history = core.journal.history(JobId(7), 10).unwrap();
     assert!(history.iter().any(|e| matches!(e.reason, Reason::GpuLost { .. })), "{history:?}");

@@ -1,0 +1,219 @@
+//! Everything that says something about the topology: Slurm's files on this host, and what the agents have measured.
+
+use anyhow::bail;
+use pliant_model::conf::gres_conf::{self, GresConf, Layout};
+use pliant_model::conf::slurm_conf::{self, SlurmConf};
+use pliant_model::conf::{topology_conf, topology_yaml};
+use pliant_model::topology::{NodeTopology, Switches};
+use pliant_model::{NodeName, gres};
+use pliant_protocol::admin::{NodeHardware, Reply, Request};
+use pliant_protocol::config::Config;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE: u64 = 64 << 20;
+
+/// What was found, or why not.
+#[derive(Debug)]
+pub struct Sources {
+    /// Folder of Slurm's files.
+    pub folder: PathBuf,
+    /// slurm.conf.
+    pub slurm: Result<SlurmConf, String>,
+    /// gres.conf; `Ok(None)`: there is none.
+    pub gres: Result<Option<GresConf>, String>,
+    /// topology.yaml or topology.conf; `Ok(None)`: neither.
+    pub switches: Result<Option<Switches>, String>,
+    /// What pliantd knows of the hardware.
+    pub hardware: Result<Vec<NodeHardware>, String>,
+}
+
+/// The cluster in one picture.
+#[derive(Debug, Serialize)]
+pub struct Cluster {
+    /// Switches or blocks.
+    pub switches: Switches,
+    /// What each node has, in words such as `8 x NVIDIA A100`.
+    pub nodes: BTreeMap<String, String>,
+    /// NVLink domains that span nodes: fabric and clique, and their nodes.
+    pub domains: Vec<(String, Vec<NodeName>)>,
+}
+
+/// Reads a file of at most [`MAX_FILE`] bytes.
+pub fn read(path: &Path) -> Result<String, String> {
+    use std::io::Read as _;
+    let mut bytes = vec![];
+    let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_FILE {
+        return Err(format!("larger than {} MiB", MAX_FILE >> 20));
+    }
+    String::from_utf8(bytes).map_err(|_| "no UTF-8 text".to_owned())
+}
+
+/// Slurm's folder: of the slurm.conf that pliant.toml or `SLURM_CONF` names, or the usual one.
+fn folder(config: &Config) -> PathBuf {
+    let set = Some(config.slurm.conf.clone()).filter(|c| !c.as_os_str().is_empty());
+    let file = set.or_else(|| std::env::var_os("SLURM_CONF").map(PathBuf::from));
+    let file = file.unwrap_or_else(|| "/etc/slurm/slurm.conf".into());
+    file.parent().map_or_else(|| "/etc/slurm".into(), Path::to_owned)
+}
+
+impl Sources {
+    /// Reads all; `conf` is another folder with Slurm's files.
+    pub fn read(config: Option<&Path>, conf: Option<PathBuf>) -> Sources {
+        let loaded = Config::find(config);
+        let folder = conf.unwrap_or_else(|| folder(loaded.as_ref().unwrap_or(&Config::default())));
+        let hardware = match loaded {
+            Ok(config) => match crate::client::ask(&config.daemon.socket, &Request::Hardware { node: None }) {
+                Ok(Reply::Hardware { nodes }) => Ok(nodes),
+                Ok(Reply::Error { text }) => Err(format!("pliantd: {text}")),
+                Ok(_) => Err("pliantd gave an answer to another question".into()),
+                Err(e) => Err(e.to_string()),
+            },
+            Err(e) => Err(e.to_string()),
+        };
+        let mut all = Sources::of_folder(&folder);
+        all.hardware = hardware;
+        all
+    }
+
+    /// Slurm's files only.
+    pub fn of_folder(folder: &Path) -> Sources {
+        let mut include = |path: &str| read(&folder.join(path));
+        let text = |name: &str| {
+            let path = folder.join(name);
+            read(&path).map(|t| (path.display().to_string(), t)).map_err(|e| format!("{}: {e}", path.display()))
+        };
+        let there = |name: &str| folder.join(name).exists();
+        let slurm = text("slurm.conf")
+            .and_then(|(path, t)| slurm_conf::parse(&path, &t, &mut include).map_err(|e| e.to_string()));
+        let gres = match there("gres.conf") {
+            false => Ok(None),
+            true => text("gres.conf")
+                .and_then(|(p, t)| gres_conf::parse(&p, &t, &mut include).map(Some).map_err(|e| e.to_string())),
+        };
+        let switches = if there("topology.yaml") {
+            let default = |(path, t): (String, String)| {
+                let all = topology_yaml::parse(&path, &t).map_err(|e| e.to_string())?;
+                let first = all.iter().position(|t| t.default).unwrap_or(0);
+                Ok(all.into_iter().nth(first).map(|t| t.switches))
+            };
+            text("topology.yaml").and_then(default)
+        } else if there("topology.conf") {
+            text("topology.conf")
+                .and_then(|(p, t)| topology_conf::parse(&p, &t, &mut include).map(Some).map_err(|e| e.to_string()))
+        } else {
+            Ok(None)
+        };
+        Sources { folder: folder.to_owned(), slurm, gres, switches, hardware: Err("not asked".into()) }
+    }
+
+    /// Sockets, cores and threads of a node as slurm.conf says.
+    pub fn layout(&self, node: &NodeName) -> Layout {
+        let line = self.slurm.as_ref().ok().and_then(|s| s.node_line(node));
+        line.map_or(Layout { sockets: 1, cores: 1, threads: 1 }, |l| l.layout())
+    }
+
+    /// What gres.conf names for a node.
+    pub fn devices(&self, node: &NodeName) -> Vec<gres_conf::GresDevice> {
+        self.gres.as_ref().ok().and_then(Option::as_ref).map(|g| g.gpus(node)).unwrap_or_default()
+    }
+
+    /// What the agent of a node has measured.
+    pub fn measured(&self, node: &NodeName) -> Option<NodeTopology> {
+        let found = self.hardware.as_ref().ok()?.iter().find(|h| h.node == *node)?;
+        let gpus = found.gpus.as_ref().filter(|g| g.absent.is_none())?;
+        Some(NodeTopology::of_agent(gpus))
+    }
+
+    /// The topology of a node: measured, or else as gres.conf says.
+    pub fn topology_of(&self, node: &NodeName) -> anyhow::Result<NodeTopology> {
+        if let Some(measured) = self.measured(node) {
+            return Ok(measured);
+        }
+        let devices = self.devices(node);
+        if devices.is_empty() {
+            let why = self.hardware.as_ref().err().map_or("no agent with GPUs is connected", String::as_str);
+            bail!(
+                "node {node}: nothing is measured ({why}), and {} names no GPU of it",
+                self.folder.join("gres.conf").display()
+            );
+        }
+        let mut topology = NodeTopology::of_gres(&devices, self.layout(node));
+        topology.warnings.push("not measured: as gres.conf says".into());
+        Ok(topology)
+    }
+
+    /// Where gres.conf and what was measured differ; measured wins.
+    pub fn differences(&self, node: &NodeName) -> Vec<String> {
+        let Some(measured) = self.measured(node) else { return vec![] };
+        let written = NodeTopology::of_gres(&self.devices(node), self.layout(node));
+        differences("gres.conf", &written, &measured)
+    }
+
+    /// All of the cluster.
+    pub fn cluster(&self) -> Cluster {
+        let mut nodes = BTreeMap::new();
+        let mut domains: BTreeMap<String, BTreeSet<NodeName>> = BTreeMap::new();
+        for line in self.slurm.iter().flat_map(|s| &s.nodes) {
+            let text = line.gres().filter(|g| gres::gpu_total(g) > 0).map_or_else(|| "no GPU".into(), gres_words);
+            nodes.extend(line.names.iter().map(|n| (n.0.clone(), text.clone())));
+        }
+        for h in self.hardware.iter().flatten() {
+            if let Some(t) = self.measured(&h.node) {
+                nodes.insert(h.node.0.clone(), models(&t));
+                for (cluster, clique) in t.gpus.iter().filter_map(|g| g.clique.as_ref()) {
+                    domains.entry(format!("{cluster} clique {clique}")).or_default().insert(h.node.clone());
+                }
+            }
+        }
+        let switches = self.switches.as_ref().ok().cloned().flatten().unwrap_or_default();
+        Cluster { switches, nodes, domains: domains.into_iter().map(|(d, n)| (d, n.into_iter().collect())).collect() }
+    }
+}
+
+/// `gpu:a100:8` as `8 x a100`.
+fn gres_words(text: &str) -> String {
+    let word = |g: gres::GpuGres| format!("{} x {}", g.count, g.kind.as_deref().unwrap_or("GPU"));
+    gres::gpus(text).into_iter().map(word).collect::<Vec<_>>().join(", ")
+}
+
+/// `8 x NVIDIA A100`
+fn models(t: &NodeTopology) -> String {
+    let mut count: BTreeMap<&str, u32> = BTreeMap::new();
+    t.gpus.iter().for_each(|g| *count.entry(g.model.as_deref().unwrap_or("GPU")).or_default() += 1);
+    let mut words: Vec<String> = count.into_iter().map(|(model, n)| format!("{n} x {model}")).collect();
+    let lost = t.gpus.iter().filter(|g| g.lost).count();
+    if lost > 0 {
+        words.push(format!("{lost} lost"));
+    }
+    words.join(", ")
+}
+
+/// Where a source differs from what was measured, by GRES index: one sentence each.
+pub fn differences(source: &str, written: &NodeTopology, measured: &NodeTopology) -> Vec<String> {
+    let mut all = vec![];
+    if written.gpus.len() != measured.gpus.len() {
+        all.push(format!("{source} has {} GPUs, {} were measured", written.gpus.len(), measured.gpus.len()));
+    }
+    let place = |t: &NodeTopology, index: usize| {
+        let by_index = u32::try_from(index).ok().and_then(|i| t.gpus.iter().position(|g| g.gres_index == Some(i)));
+        by_index.unwrap_or(index)
+    };
+    for a in 0..written.gpus.len() {
+        for b in a + 1..written.gpus.len() {
+            let (x, y) = (place(measured, a), place(measured, b));
+            if x >= measured.gpus.len() || y >= measured.gpus.len() {
+                continue;
+            }
+            let (says, is) = (written.link(a, b), measured.link(x, y));
+            if says.count != is.count {
+                all.push(format!("GPU{a}-GPU{b}: {source} says {} links, {} were measured", says.count, is.count));
+            }
+        }
+    }
+    all
+}
