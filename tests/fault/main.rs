@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test")]
 
 mod arrows;
+mod gpus;
 mod isolation;
 mod lost;
 mod orphans;

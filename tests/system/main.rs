@@ -4,5 +4,6 @@
 
 mod cases;
 mod elastic;
+mod gpus;
 mod options;
 mod workspace;

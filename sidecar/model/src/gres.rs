@@ -100,8 +100,8 @@ pub fn count(text: &str) -> Result<GpuCount, CountError> {
         Some(_) => None,
         None => count_of(part).or_else(|| name(part).then_some(1)),
     };
-    let parts = text.trim().split(',').map(|p| one(p.trim()).ok_or_else(bad));
-    parts.sum::<Result<GpuCount, _>>()
+    let mut parts = text.trim().split(',').map(|p| one(p.trim()).ok_or_else(bad));
+    parts.try_fold(0, |sum: GpuCount, n| sum.checked_add(n?).ok_or_else(bad))
 }
 
 /// Slurm's sizes (`6.50G`, `40000M`, `128G`, `1T`, plain numbers are MiB) in MiB, rounded down.
@@ -134,7 +134,7 @@ fn ranges(text: &str) -> Vec<u32> {
         let (Ok(a), Ok(b)) = (a.trim().parse::<u32>(), b.trim().parse::<u32>()) else {
             return vec![];
         };
-        if b < a || b - a > 4096 {
+        if b < a || b - a > 4096 || out.len() > 4096 {
             return vec![];
         }
         out.extend(a..=b);
@@ -147,7 +147,9 @@ fn ranges(text: &str) -> Vec<u32> {
 pub fn tres_gpus(text: &str) -> Option<GpuCount> {
     let (mut plain, mut typed) = (None::<GpuCount>, None::<GpuCount>);
     for entry in split_top(text) {
-        let Some(rest) = entry.strip_prefix("gres/gpu").or_else(|| entry.strip_prefix("gres:gpu")) else {
+        let rest = entry.strip_prefix("gres/gpu").or_else(|| entry.strip_prefix("gres:gpu"));
+        // `gres/gpumem` and `gres/gpuutil` are other resources.
+        let Some(rest) = rest.filter(|r| r.is_empty() || r.starts_with([':', '='])) else {
             continue;
         };
         let (kind, n) = match rest.split_once('=') {
@@ -195,17 +197,20 @@ mod tests {
     #[test]
     fn counts_of_variables() {
         // B07
-        for (text, n) in [("a100:4", 4), ("a100:2,h100:2", 4), ("a100", 1), ("4", 4), ("nvidia_h200_nvl_4g.71gb:2", 2)] {
+        for (text, n) in [("a100:4", 4), ("a100:2,h100:2", 4), ("a100", 1), ("4", 4), ("nvidia_h200_nvl_4g.71gb:2", 2)]
+        {
             assert_eq!(count(text), Ok(n), "{text}");
         }
-        for bad in ["4k", "", "a100:x", ":4", "-1", "4,", "a100:-2", "4294967296"] {
+        for bad in ["4k", "", "a100:x", ":4", "-1", "4,", "a100:-2", "4294967296", "4294967295,1"] {
             assert!(count(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn sizes_with_fractions() {
-        for (text, mib) in [("6.50G", 6656), ("62.50G", 64_000), ("40000M", 40_000), ("128G", 131_072), ("512", 512), ("2048K", 2)] {
+        for (text, mib) in
+            [("6.50G", 6656), ("62.50G", 64_000), ("40000M", 40_000), ("128G", 131_072), ("512", 512), ("2048K", 2)]
+        {
             assert_eq!(size_mib(text), Some(mib), "{text}");
         }
         for bad in ["", "G", "1.x", "-1G", "99999999999999P"] {
@@ -222,6 +227,8 @@ mod tests {
         assert_eq!(tres_gpus("gres/gpu:a100:2"), Some(2));
         assert_eq!(tres_gpus("gres:gpu"), Some(1));
         assert_eq!(tres_gpus("cpu=2"), None);
+        assert_eq!(tres_gpus("gres/gpu=2,gres/gpumem=8160M,gres/gpuutil=97"), Some(2));
+        assert_eq!(tres_gpus("gres/gpuutil=97"), None);
         assert_eq!(tres_gpu_kind("gres/gpu:a100:2").as_deref(), Some("a100"));
         assert_eq!(tres_gpu_kind("cpu=1,gres/gpu:a100=2").as_deref(), Some("a100"));
         assert_eq!(tres_gpu_kind("gres/gpu:4"), None);

@@ -5,8 +5,14 @@ use crate::ids::NodeName;
 /// The most names one expression may stand for (Slurm's own limit of one range).
 pub const MAX_NAMES: usize = 65_536;
 
+/// The longest name, in bytes (host names end at 255; device files fit as well).
+pub const MAX_NAME: usize = 255;
+
 /// The most digits of a number.
 const MAX_WIDTH: usize = 64;
+
+/// The most brackets of a name.
+const MAX_BRACKETS: usize = 16;
 
 /// Why a text is no hostlist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +30,9 @@ pub enum HostlistError {
     /// More than [`MAX_NAMES`].
     #[error("more than {MAX_NAMES} names")]
     TooMany,
+    /// Longer than [`MAX_NAME`], or with more than 16 brackets.
+    #[error("a name of more than {MAX_NAME} bytes, or with more than {MAX_BRACKETS} brackets")]
+    TooLong,
 }
 
 /// How a release of Slurm reads what follows a bracket.
@@ -56,10 +65,20 @@ pub fn expand(text: &str) -> Result<Vec<NodeName>, HostlistError> {
     }
     for part in split(text)? {
         let mut names = vec![String::new()];
-        let mut rest = part;
+        let (mut rest, mut brackets) = (part, 0);
+        // The check comes before the names are made: a long prefix times many numbers would be gigabytes.
+        let fits = |names: &[String], more: usize| {
+            let longest = names.iter().map(String::len).max().unwrap_or(0);
+            if longest + more > MAX_NAME { Err(HostlistError::TooLong) } else { Ok(()) }
+        };
         while let Some(open) = rest.find('[') {
+            brackets += 1;
+            if brackets > MAX_BRACKETS {
+                return Err(HostlistError::TooLong);
+            }
             let close = rest[open..].find(']').ok_or(HostlistError::Unbalanced)? + open;
             let numbers = numbers(&rest[open + 1..close])?;
+            fits(&names, open + numbers.iter().map(String::len).max().unwrap_or(0))?;
             if names.len().saturating_mul(numbers.len()) > MAX_NAMES {
                 return Err(HostlistError::TooMany);
             }
@@ -67,6 +86,7 @@ pub fn expand(text: &str) -> Result<Vec<NodeName>, HostlistError> {
             names = names.iter().flat_map(|n| numbers.iter().map(move |k| format!("{n}{prefix}{k}"))).collect();
             rest = &rest[close + 1..];
         }
+        fits(&names, rest.len())?;
         out.extend(names.into_iter().map(|n| NodeName(n + rest)));
         if out.len() > MAX_NAMES {
             return Err(HostlistError::TooMany);
@@ -184,6 +204,8 @@ mod tests {
         assert_eq!(expand("n[1-999999999]"), Err(HostlistError::TooMany));
         assert_eq!(expand("n[0-65535]").map(|n| n.len()), Ok(65_536));
         assert_eq!(expand("n[1-300][1-300]"), Err(HostlistError::TooMany));
+        assert_eq!(expand(&format!("{}[0-65535]", "n".repeat(255))), Err(HostlistError::TooLong));
+        assert_eq!(expand(&"n[0]".repeat(17)), Err(HostlistError::TooLong));
     }
 
     #[test]
@@ -197,6 +219,13 @@ mod tests {
         fn what_is_compressed_expands_back(list in proptest::collection::vec("[a-c]{1,2}[0-9]{0,3}", 1..12)) {
             let list: Vec<NodeName> = list.into_iter().map(NodeName).collect();
             prop_assert_eq!(expand(&compress(&list)).unwrap(), list);
+        }
+
+        #[test]
+        fn a_release_refuses_only_more(text in "[n0-9,\\[\\]-]{0,24}") {
+            if let Ok(names) = expand_for(&text, Release::Old) {
+                prop_assert_eq!(expand(&text), Ok(names));
+            }
         }
 
         #[test]

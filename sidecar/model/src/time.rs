@@ -6,6 +6,9 @@ use crate::ids::Seconds;
 /// The grammar as shown to users.
 pub const GRAMMAR: &str = "minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]]";
 
+/// The longest time: the minutes that Slurm can keep in 32 bits, without its two marks for "none" and "no limit".
+pub const MAX: Seconds = 60 * (u32::MAX as Seconds - 2);
+
 /// Why a text is no time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -13,8 +16,8 @@ pub enum TimeError {
     /// Not of the form.
     #[error("expected {GRAMMAR}")]
     Grammar,
-    /// More seconds than fit.
-    #[error("the time is too large")]
+    /// More than [`MAX`].
+    #[error("the time is too large: at most {} minutes", MAX / 60)]
     TooLarge,
 }
 
@@ -41,6 +44,7 @@ pub fn parse(text: &str) -> Result<Option<Seconds>, TimeError> {
     [(86_400, days.unwrap_or(0)), (3600, h), (60, m), (1, s)]
         .into_iter()
         .try_fold(0u64, |sum, (unit, n)| sum.checked_add(total(unit, n)?))
+        .filter(|sum| *sum <= MAX)
         .map(Some)
         .ok_or(TimeError::TooLarge)
 }
@@ -92,5 +96,7 @@ mod tests {
         }
         assert_eq!(parse("99999999999999999999"), Err(TimeError::TooLarge));
         assert_eq!(parse("18446744073709551615-0"), Err(TimeError::TooLarge));
+        assert_eq!(parse("4294967293"), Ok(Some(MAX)));
+        assert_eq!(parse("4294967294"), Err(TimeError::TooLarge));
     }
 }

@@ -105,8 +105,7 @@ fn s01_to_s06_nodes_gpus_and_times() {
     let seconds = gpuv.max_time().unwrap().unwrap();
     assert_eq!((seconds, time::minutes(seconds)), (604_899, 10_082));
     let conf = slurm("03-edge-mixed.txt").unwrap().unwrap();
-    let kinds: BTreeSet<_> =
-        conf.nodes.iter().filter_map(|n| gres::gpus(n.gres()?).into_iter().next()?.kind).collect();
+    let kinds: BTreeSet<_> = conf.nodes.iter().filter_map(|n| gres::gpus(n.gres()?).into_iter().next()?.kind).collect();
     assert_eq!((conf.node_names().len(), conf.gpus(), kinds.len()), (4, 3, 3));
     let conf = slurm("04-two-node-v100.txt").unwrap().unwrap();
     assert_eq!((conf.partitions_of(&"gpu01".into()).count(), conf.gpus()), (2, 1));
@@ -145,9 +144,11 @@ fn p02_to_p10_trees_and_blocks() {
     assert_eq!((tree.node_count(), leaves, tree.roots().len()), (16, vec![3, 6, 3, 2, 2], 1));
     let e = read("05-block-18-of-20-commented.txt").unwrap().unwrap_err();
     assert!(e.reason.contains("no block"), "{e}");
-    for (name, blocks, hosts) in
-        [("06-block-sizes-illegal.txt", 3, 54), ("07-block-uuid-names.txt", 4, 72), ("10-block-nvl-12racks.txt", 12, 96)]
-    {
+    for (name, blocks, hosts) in [
+        ("06-block-sizes-illegal.txt", 3, 54),
+        ("07-block-uuid-names.txt", 4, 72),
+        ("10-block-nvl-12racks.txt", 12, 96),
+    ] {
         let t = read(name).unwrap().unwrap();
         assert_eq!((t.switches.len(), t.node_count()), (blocks, hosts), "{name}");
     }
@@ -197,7 +198,11 @@ fn x01_times() {
             _ if text == "1-" => assert!(time::parse(text).is_err()),
             _ => {
                 let seconds = time::parse(text).unwrap().unwrap();
-                assert_eq!((seconds.to_string().as_str(), time::minutes(seconds).to_string().as_str()), (want, fields[2]), "{text}");
+                assert_eq!(
+                    (seconds.to_string().as_str(), time::minutes(seconds).to_string().as_str()),
+                    (want, fields[2]),
+                    "{text}"
+                );
             }
         }
     }
@@ -243,10 +248,8 @@ fn x02_gres_and_tres() {
 #[test]
 fn m05_b57_types_with_dots() {
     let Some(text) = file("mig/05-gres-type-with-dots.txt") else { return };
-    let all: Vec<Vec<u32>> = text
-        .lines()
-        .map(|l| gres::gpus(l.trim_start_matches("Gres=")).iter().map(|g| g.count).collect())
-        .collect();
+    let all: Vec<Vec<u32>> =
+        text.lines().map(|l| gres::gpus(l.trim_start_matches("Gres=")).iter().map(|g| g.count).collect()).collect();
     assert_eq!(all, [vec![2, 3], vec![1], vec![1]]);
 }
 

@@ -4,6 +4,7 @@
 use crate::state::{self, Error, State, Target, about, call, handle};
 use nvml_wrapper_sys::bindings::*;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_ulonglong};
+use std::time::{Duration, Instant};
 
 const INVALID: Error = nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
 const UNSUPPORTED: Error = nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
@@ -146,7 +147,7 @@ system!(nvmlDeviceGetHandleByPciBusId_v2(bus: *const c_char, to: *mut nvmlDevice
         return Err(INVALID);
     }
     let wanted = CStr::from_ptr(bus).to_string_lossy().to_ascii_uppercase();
-    let same = |g: &&crate::Gpu| bus_id(g.bus, 8).ends_with(&wanted) || bus_id(g.bus, 4) == wanted;
+    let same = |g: &&std::sync::Arc<crate::Gpu>| bus_id(g.bus, 8).ends_with(&wanted) || bus_id(g.bus, 4) == wanted;
     put(to, s.gpus.iter().find(same).map(|g| handle(g.position, None)).ok_or(NOT_FOUND)?)
 });
 
@@ -413,16 +414,34 @@ device!(nvmlDeviceRegisterEvents(_types: c_ulonglong, _set: nvmlEventSet_t) |_, 
 });
 system!(nvmlEventSetCreate(to: *mut nvmlEventSet_t) |_s| put(to, 8 as nvmlEventSet_t));
 system!(nvmlEventSetFree(_set: nvmlEventSet_t) |_s| Ok(()));
-system!(nvmlEventSetWait_v2(_set: nvmlEventSet_t, to: *mut nvmlEventData_t, _timeout: c_uint) |s| {
-    let Some(xid) = s.scenario.xid.get(s.delivered).cloned() else {
-        return Err(nvmlReturn_enum_NVML_ERROR_TIMEOUT);
-    };
+
+/// The next Xid error that was not delivered yet.
+fn next_xid(s: &mut State) -> Result<nvmlEventData_t, Error> {
+    let xid = s.scenario.xid.get(s.delivered).cloned().ok_or(nvmlReturn_enum_NVML_ERROR_TIMEOUT)?;
     s.delivered += 1;
-    put(to, nvmlEventData_t {
+    Ok(nvmlEventData_t {
         device: handle(xid.device, None),
         eventType: 8, // nvmlEventTypeXidCriticalError
         eventData: xid.code,
         gpuInstanceId: c_uint::MAX,
         computeInstanceId: c_uint::MAX,
     })
-});
+}
+
+/// Looks every few milliseconds, and lets other calls in between.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetWait_v2(
+    _set: nvmlEventSet_t,
+    to: *mut nvmlEventData_t,
+    timeout: c_uint,
+) -> nvmlReturn_t {
+    let until = Instant::now() + Duration::from_millis(timeout.into());
+    // SAFETY: `to` is the caller's room for one event, by the contract of this C function.
+    let look = |s: &mut State| next_xid(s).and_then(|event| unsafe { put(to, event) });
+    let mut answer = call("nvmlEventSetWait_v2", look);
+    while answer == nvmlReturn_enum_NVML_ERROR_TIMEOUT && Instant::now() < until {
+        std::thread::sleep(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(10)));
+        answer = state::again(look);
+    }
+    answer
+}

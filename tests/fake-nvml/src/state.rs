@@ -5,7 +5,7 @@ use nvml_wrapper_sys::bindings::*;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A failed call.
@@ -19,7 +19,7 @@ pub struct State {
     /// The scenario.
     pub scenario: Scenario,
     /// All GPUs of the box.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<Arc<Gpu>>,
     counts: BTreeMap<&'static str, u64>,
     /// Xid errors delivered.
     pub delivered: usize,
@@ -30,7 +30,7 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The GPU.
-    pub gpu: Gpu,
+    pub gpu: Arc<Gpu>,
     /// Position of the MIG instance.
     pub instance: Option<usize>,
 }
@@ -58,7 +58,7 @@ impl State {
         }
         let text = std::fs::read_to_string(&path).map_err(|_| nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED)?;
         match Scenario::parse(&text).and_then(|s| Ok((s.gpus()?, s))) {
-            Ok((gpus, scenario)) => (self.gpus, self.scenario, self.stamp) = (gpus, scenario, stamp),
+            Ok((gpus, scenario)) => (self.gpus, self.scenario, self.stamp) = (gpus.into_iter().map(Arc::new).collect(), scenario, stamp),
             Err(why) => {
                 eprintln!("fake NVML: {}: {why}", path.display());
                 return Err(nvmlReturn_enum_NVML_ERROR_UNKNOWN);
@@ -69,7 +69,7 @@ impl State {
 
     /// The GPUs that the driver lists.
     pub fn listed(&self) -> Vec<&Gpu> {
-        self.gpus.iter().filter(|g| g.change.lost.as_deref() != Some("gone")).collect()
+        self.gpus.iter().map(|g| &**g).filter(|g| g.change.lost.as_deref() != Some("gone")).collect()
     }
 
     /// Seconds since the first call, for values that change.
@@ -85,7 +85,7 @@ impl State {
         if gpu.change.lost.is_some() {
             return Err(nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
         }
-        Ok(Target { gpu: gpu.clone(), instance })
+        Ok(Target { gpu: Arc::clone(gpu), instance })
     }
 }
 
@@ -116,12 +116,9 @@ pub fn close() -> Result<(), Error> {
     Ok(())
 }
 
-/// One call: counted, as slow as the scenario says, refused where it says so, and never a panic into C.
+/// One call: counted, as slow as the scenario says, refused where it says so.
 pub fn call(name: &'static str, f: impl FnOnce(&mut State) -> Result<(), Error>) -> nvmlReturn_t {
-    let once = std::panic::AssertUnwindSafe(|| {
-        let mut guard = lock();
-        let state = guard.as_mut().filter(|s| s.users > 0).ok_or(nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)?;
-        state.refresh()?;
+    again(|state| {
         *state.counts.entry(name).or_default() += 1;
         let latency = &state.scenario.latency_us;
         let wait = latency.get(name).or_else(|| latency.get("default")).copied().unwrap_or(0);
@@ -131,6 +128,16 @@ pub fn call(name: &'static str, f: impl FnOnce(&mut State) -> Result<(), Error>)
         if state.scenario.missing.iter().any(|m| m == name) {
             return Err(nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND);
         }
+        f(state)
+    })
+}
+
+/// Another look within the same call, which is not counted: the scenario as it is now, and never a panic into C.
+pub fn again(f: impl FnOnce(&mut State) -> Result<(), Error>) -> nvmlReturn_t {
+    let once = std::panic::AssertUnwindSafe(|| {
+        let mut guard = lock();
+        let state = guard.as_mut().filter(|s| s.users > 0).ok_or(nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)?;
+        state.refresh()?;
         f(state)
     });
     match std::panic::catch_unwind(once) {

@@ -123,7 +123,10 @@ fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option
                 Err(e) => return Some(e.to_string()),
             }
         }
-        let samples = reader.samples(looks % SLOW == 0);
+        let (slow, begin) = (looks % SLOW == 0, Instant::now());
+        reader.calls = 0;
+        let samples = reader.samples(slow);
+        tracing::debug!(slow, calls = reader.calls, us = begin.elapsed().as_micros(), "looked at the GPUs");
         // A full queue: the agent is busy, and an older sample is as good as none.
         if let Err(mpsc::error::TrySendError::Closed(_)) = seen.try_send(Seen::Samples(samples)) {
             return None;
@@ -184,6 +187,8 @@ struct Reader<'n> {
     slow: BTreeMap<BusId, Sample>,
     /// A device has said that it is lost: in NVML's words.
     lost: Option<String>,
+    /// Calls of this look.
+    calls: u32,
 }
 
 impl<'n> Reader<'n> {
@@ -198,6 +203,7 @@ impl<'n> Reader<'n> {
             errors: BTreeMap::new(),
             slow: BTreeMap::new(),
             lost: None,
+            calls: 0,
         }
     }
 
@@ -206,6 +212,7 @@ impl<'n> Reader<'n> {
         if self.silent.contains(&(bus.clone(), call)) {
             return None;
         }
+        self.calls += 1;
         match f() {
             Ok(value) => return Some(value),
             Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => {

@@ -134,6 +134,9 @@ impl Sources {
         if let Some(measured) = self.measured(node) {
             return Ok(measured);
         }
+        if self.slurm.as_ref().is_ok_and(|s| s.node_line(node).is_none()) {
+            bail!("node {node}: {} has no such node", self.folder.join("slurm.conf").display());
+        }
         let devices = self.devices(node);
         if devices.is_empty() {
             let why = self.hardware.as_ref().err().map_or("no agent with GPUs is connected", String::as_str);

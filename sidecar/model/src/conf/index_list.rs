@@ -8,7 +8,7 @@ pub const MAX: u32 = 65_535;
 #[error("{0:?} is no list of numbers such as 0-3,7")]
 pub struct IndexListError(pub String);
 
-/// Reads a list, in the order written. Empty text gives no numbers.
+/// Reads a list, in the order written, duplicates kept. Empty text gives no numbers.
 ///
 /// # Errors
 /// What is no number or range, descends, or goes beyond [`MAX`].

@@ -1,15 +1,49 @@
 //! slurm.conf: nodes, partitions, and the keys that decide what Pliant can do on a cluster.
 
 use super::gres_conf::Layout;
-use super::{ConfError, Entry, Read, entries};
+use super::{Budget, ConfError, Entry, MAX_TOTAL, Read, entries, short};
 use crate::ids::{GpuCount, NodeName};
 use crate::{gres, hostlist, time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// The most bytes that `NodeName=DEFAULT` or `PartitionName=DEFAULT` may hand on to each line after it.
+const MAX_DEFAULTS: usize = 4096;
+
+/// Keys of `NodeName=` and `PartitionName=` lines that are often used: none of them is the start of a value.
+const OF_LINES: [&str; 27] = [
+    "NodeName",
+    "NodeHostname",
+    "NodeAddr",
+    "Port",
+    "CPUs",
+    "Procs",
+    "Boards",
+    "SocketsPerBoard",
+    "Sockets",
+    "CoresPerSocket",
+    "ThreadsPerCore",
+    "RealMemory",
+    "Gres",
+    "Features",
+    "Feature",
+    "State",
+    "Weight",
+    "PartitionName",
+    "Nodes",
+    "Default",
+    "DefaultTime",
+    "MaxTime",
+    "MaxNodes",
+    "OverSubscribe",
+    "Shared",
+    "Priority",
+    "AllowQOS",
+];
 
 /// A whole slurm.conf.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlurmConf {
-    /// Lines that are about neither nodes nor partitions, in order: file, line, key, value.
+    /// Words of lines that are about neither nodes nor partitions, in order.
     pub keys: Vec<Key>,
     /// `NodeName=` lines.
     pub nodes: Vec<NodeLine>,
@@ -65,13 +99,22 @@ pub struct PartitionLine {
 /// # Errors
 /// With file, line and reason.
 pub fn parse(file: &str, text: &str, read: Read<'_>) -> Result<SlurmConf, ConfError> {
-    let mut conf = SlurmConf::default();
-    let (mut of_nodes, mut of_partitions) = (BTreeMap::new(), BTreeMap::new());
-    for entry in entries(file, text, read, &mut conf.gaps)? {
+    let mut reader = Reader {
+        conf: SlurmConf::default(),
+        of_nodes: BTreeMap::new(),
+        of_partitions: BTreeMap::new(),
+        nodes: Budget::new(hostlist::MAX_NAMES),
+        members: Budget::new(MAX_TOTAL),
+        lines: HashMap::new(),
+    };
+    for entry in entries(file, text, read, &mut reader.conf.gaps)? {
+        if entry.is("NodeName") || entry.is("PartitionName") {
+            entry.no_cell_shifted(&OF_LINES)?;
+        }
         if entry.is("NodeName") {
-            conf.node(&entry, &mut of_nodes)?;
+            reader.node(&entry)?;
         } else if entry.is("PartitionName") {
-            conf.partition(&entry, &mut of_partitions)?;
+            reader.partition(&entry)?;
         } else {
             let key = |w: &super::Word| Key {
                 file: entry.file.clone(),
@@ -79,68 +122,97 @@ pub fn parse(file: &str, text: &str, read: Read<'_>) -> Result<SlurmConf, ConfEr
                 name: w.key.clone(),
                 value: w.value.clone(),
             };
-            conf.keys.extend(entry.words.iter().map(key));
+            reader.conf.keys.extend(entry.words.iter().map(key));
         }
     }
-    Ok(conf)
+    Ok(reader.conf)
 }
 
-fn words(entry: &Entry, defaults: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+/// Words by their key in lower case.
+type Words = BTreeMap<String, String>;
+
+struct Reader {
+    conf: SlurmConf,
+    of_nodes: Words,
+    of_partitions: Words,
+    /// What all `NodeName=` lines may still stand for.
+    nodes: Budget,
+    /// What all `Nodes=` of partitions may still stand for.
+    members: Budget,
+    /// The place that defines a node.
+    lines: HashMap<NodeName, (String, usize)>,
+}
+
+fn words(entry: &Entry, defaults: &Words) -> Words {
     let mut words = defaults.clone();
     words.extend(entry.words.iter().map(|w| (w.key.to_ascii_lowercase(), w.value.clone())));
     words
 }
 
-fn names(entry: &Entry, key: &str, text: &str) -> Result<Vec<NodeName>, ConfError> {
-    let short: String = text.chars().take(60).collect();
-    hostlist::expand(text).map_err(|e| entry.error(format!("{key}={short}: {e}")))
+/// The words of a `DEFAULT` line and those before it, which all later lines get.
+fn defaults(entry: &Entry, before: &Words, name: &str) -> Result<Words, ConfError> {
+    let mut all = words(entry, before);
+    all.remove(name);
+    match all.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() {
+        n if n > MAX_DEFAULTS => Err(entry.error(format!("the defaults are longer than {MAX_DEFAULTS} bytes"))),
+        _ => Ok(all),
+    }
 }
 
-impl SlurmConf {
-    fn node(&mut self, entry: &Entry, defaults: &mut BTreeMap<String, String>) -> Result<(), ConfError> {
+fn names(entry: &Entry, key: &str, text: &str) -> Result<Vec<NodeName>, ConfError> {
+    hostlist::expand(text).map_err(|e| entry.error(format!("{key}={}: {e}", short(text))))
+}
+
+impl Reader {
+    fn node(&mut self, entry: &Entry) -> Result<(), ConfError> {
         let text = entry.get("NodeName").unwrap_or_default();
         if text.eq_ignore_ascii_case("DEFAULT") {
-            *defaults = words(entry, defaults);
-            defaults.remove("nodename");
+            self.of_nodes = defaults(entry, &self.of_nodes, "nodename")?;
             return Ok(());
         }
-        let line = NodeLine {
-            file: entry.file.clone(),
-            line: entry.line,
-            names: names(entry, "NodeName", text)?,
-            words: words(entry, defaults),
-        };
-        self.nodes.push(line);
+        let names = names(entry, "NodeName", text)?;
+        self.nodes.take(entry, names.len())?;
+        for name in &names {
+            if let Some((file, line)) = self.lines.insert(name.clone(), (entry.file.clone(), entry.line)) {
+                return Err(entry.error(format!("node {name} is there already, at {file}:{line}")));
+            }
+        }
+        let (file, line) = (entry.file.clone(), entry.line);
+        self.conf.nodes.push(NodeLine { file, line, names, words: words(entry, &self.of_nodes) });
         Ok(())
     }
 
-    fn partition(&mut self, entry: &Entry, defaults: &mut BTreeMap<String, String>) -> Result<(), ConfError> {
+    fn partition(&mut self, entry: &Entry) -> Result<(), ConfError> {
         let name = entry.get("PartitionName").unwrap_or_default();
-        let words = words(entry, defaults);
         if name.eq_ignore_ascii_case("DEFAULT") {
-            *defaults = words;
-            defaults.remove("partitionname");
+            self.of_partitions = defaults(entry, &self.of_partitions, "partitionname")?;
             return Ok(());
         }
+        let words = words(entry, &self.of_partitions);
         let text = words.get("nodes").map_or("", String::as_str);
         let nodes = match text.eq_ignore_ascii_case("ALL") {
             true => None,
             false => Some(names(entry, "Nodes", text)?),
         };
+        self.members.take(entry, nodes.as_ref().map_or(0, Vec::len))?;
         let (file, line) = (entry.file.clone(), entry.line);
-        self.partitions.push(PartitionLine { file, line, name: name.to_owned(), nodes, words });
+        self.conf.partitions.push(PartitionLine { file, line, name: name.to_owned(), nodes, words });
         Ok(())
     }
+}
 
+impl SlurmConf {
     /// The last value of a key, whose case has no meaning.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.keys.iter().rev().find(|k| k.name.eq_ignore_ascii_case(key)).map(|k| k.value.as_str())
     }
 
-    /// The controllers, primary first: each `SlurmctldHost`, or the old keys.
+    /// The names of the controllers, primary first: each `SlurmctldHost` (without its address in parentheses), or the
+    /// old keys.
     pub fn controllers(&self) -> Vec<&str> {
         let all = |key: &str| -> Vec<&str> {
-            self.keys.iter().filter(|k| k.name.eq_ignore_ascii_case(key)).map(|k| k.value.as_str()).collect()
+            let of_key = self.keys.iter().filter(|k| k.name.eq_ignore_ascii_case(key));
+            of_key.filter_map(|k| k.value.split('(').next()).collect()
         };
         let hosts = all("SlurmctldHost");
         if !hosts.is_empty() {
@@ -163,20 +235,30 @@ impl SlurmConf {
         text.split(',').map(str::trim).filter(|t| !t.is_empty()).collect()
     }
 
-    /// Every node once, in the order of the file.
+    /// Every node, in the order of the file.
     pub fn node_names(&self) -> Vec<&NodeName> {
-        let mut seen = std::collections::HashSet::new();
-        self.nodes.iter().flat_map(|l| &l.names).filter(|n| seen.insert(*n)).collect()
+        self.nodes.iter().flat_map(|l| &l.names).collect()
     }
 
-    /// The line of a node; of two the last.
+    /// The line of a node.
     pub fn node_line(&self, node: &NodeName) -> Option<&NodeLine> {
-        self.nodes.iter().rev().find(|l| l.names.contains(node))
+        self.nodes.iter().find(|l| l.names.contains(node))
     }
 
     /// GPUs of all nodes.
     pub fn gpus(&self) -> GpuCount {
-        self.node_names().into_iter().filter_map(|n| self.node_line(n)).map(NodeLine::gpus).sum()
+        let of_line =
+            |l: &NodeLine| l.gpus().saturating_mul(GpuCount::try_from(l.names.len()).unwrap_or(GpuCount::MAX));
+        self.nodes.iter().map(of_line).fold(0, GpuCount::saturating_add)
+    }
+
+    /// Names in `Nodes=` of partitions that neither `NodeName=` nor `NodeSet=` defines, each with its partition's line.
+    /// Where an include is missing the names may be there.
+    pub fn unknown_nodes(&self) -> Vec<(&PartitionLine, &NodeName)> {
+        let sets = self.keys.iter().filter(|k| k.name.eq_ignore_ascii_case("NodeSet")).map(|k| k.value.as_str());
+        let known: HashSet<&str> = self.node_names().into_iter().map(NodeName::as_str).chain(sets).collect();
+        let all = self.partitions.iter().flat_map(|p| p.nodes.iter().flatten().map(move |n| (p, n)));
+        all.filter(|(_, n)| !known.contains(n.as_str())).collect()
     }
 
     /// The partitions of a node.

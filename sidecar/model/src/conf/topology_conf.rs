@@ -1,6 +1,6 @@
 //! topology.conf: a tree of switches, or blocks.
 
-use super::{ConfError, Entry, Read, entries};
+use super::{Budget, ConfError, Entry, Read, entries, short};
 use crate::hostlist;
 use crate::ids::NodeName;
 use crate::topology::{Switch, SwitchError, SwitchKind, Switches};
@@ -12,17 +12,21 @@ use crate::topology::{Switch, SwitchError, SwitchKind, Switches};
 pub fn parse(file: &str, text: &str, read: Read<'_>) -> Result<Switches, ConfError> {
     let mut all = Switches::default();
     let mut gaps = vec![];
+    let (mut nodes, mut children) = (Budget::new(hostlist::MAX_NAMES), Budget::new(hostlist::MAX_NAMES));
+    let mut sizes_at = 0;
     for entry in entries(file, text, read, &mut gaps)? {
-        add(&mut all, &entry)?;
+        if add(&mut all, &entry, &mut nodes, &mut children)? {
+            sizes_at = entry.line;
+        }
     }
     if let Some(gap) = gaps.first() {
         return Err(ConfError::new(file, 0, format!("not whole: {gap}")));
     }
-    checked(file, all)
+    checked(file, all, sizes_at)
 }
 
-/// Switches that pass [`Switches::check`].
-pub(super) fn checked(file: &str, all: Switches) -> Result<Switches, ConfError> {
+/// Switches that pass [`Switches::check`]; `sizes_at` is the line of the block sizes.
+pub(super) fn checked(file: &str, all: Switches, sizes_at: usize) -> Result<Switches, ConfError> {
     match all.check() {
         Ok(()) => Ok(all),
         Err(e) => {
@@ -31,8 +35,9 @@ pub(super) fn checked(file: &str, all: Switches) -> Result<Switches, ConfError> 
                 | SwitchError::UnknownChild { line, .. }
                 | SwitchError::Cycle { line, .. }
                 | SwitchError::TwoParents { line, .. }
+                | SwitchError::TooDeep { line, .. }
                 | SwitchError::Empty { line, .. } => *line,
-                SwitchError::Blocks(_) => 0,
+                SwitchError::Blocks(_) => sizes_at,
             };
             let text = e.to_string();
             let reason = text.strip_prefix(&format!("line {line}: ")).unwrap_or(&text);
@@ -41,33 +46,37 @@ pub(super) fn checked(file: &str, all: Switches) -> Result<Switches, ConfError> 
     }
 }
 
-fn add(all: &mut Switches, entry: &Entry) -> Result<(), ConfError> {
+/// Adds what a line says; whether it was the sizes of blocks.
+fn add(all: &mut Switches, entry: &Entry, nodes: &mut Budget, children: &mut Budget) -> Result<bool, ConfError> {
     const KEYS: [&str; 6] = ["SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes"];
     if let Some(word) = entry.words.iter().find(|w| !KEYS.iter().any(|k| w.key.eq_ignore_ascii_case(k))) {
-        return Err(entry.error(format!("{} is no key of topology.conf ({})", word.key, KEYS.join(", "))));
+        let reason = format!("{} is no key of topology.conf ({})", short(&word.key), KEYS.join(", "));
+        return Err(entry.error(reason));
     }
+    entry.no_cell_shifted(&KEYS)?;
     if let Some(sizes) = entry.get("BlockSizes") {
-        let bad = |t: &str| entry.error(format!("BlockSizes: {t:?} is no number"));
+        let bad = |t: &str| entry.error(format!("BlockSizes: {:?} is no number", short(t)));
         let number = |t: &str| t.trim().parse::<u32>().map_err(|_| bad(t));
         all.block_sizes = sizes.split(',').map(number).collect::<Result<_, _>>()?;
-        return Ok(());
+        return Ok(true);
     }
     let (name, kind) = match (entry.get("SwitchName"), entry.get("BlockName")) {
         (Some(name), None) => (name, SwitchKind::Switch),
         (None, Some(name)) => (name, SwitchKind::Block),
         _ => return Err(entry.error("expected SwitchName=, BlockName= or BlockSizes=")),
     };
-    let list = |key: &str| -> Result<Vec<NodeName>, ConfError> {
+    let list = |key: &str, budget: &mut Budget| -> Result<Vec<NodeName>, ConfError> {
         let text = entry.get(key).unwrap_or_default();
-        let short: String = text.chars().take(60).collect();
-        hostlist::expand(text).map_err(|e| entry.error(format!("{key}={short}: {e}")))
+        let names = hostlist::expand(text).map_err(|e| entry.error(format!("{key}={}: {e}", short(text))))?;
+        budget.take(entry, names.len())?;
+        Ok(names)
     };
     all.switches.push(Switch {
         name: name.to_owned(),
         kind,
-        nodes: list("Nodes")?,
-        children: list("Switches")?.into_iter().map(|n| n.0).collect(),
+        nodes: list("Nodes", nodes)?,
+        children: list("Switches", children)?.into_iter().map(|n| n.0).collect(),
         line: entry.line,
     });
-    Ok(())
+    Ok(false)
 }
