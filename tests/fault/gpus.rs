@@ -25,7 +25,8 @@ fn a_lost_card_costs_its_slice_and_another_replaces_it() {
         all.len() == 24 && all.iter().all(|g| g.gpu.is_some())
     })
     .unwrap();
-    let options = Options::default().elastic("12").sbatch(&["--gpus=8", "--nodes=1", "--nodelist=n0", "--cpus-per-gpu=1"]);
+    let options =
+        Options::default().elastic("12").sbatch(&["--gpus=8", "--nodes=1", "--nodelist=n0", "--cpus-per-gpu=1"]);
     let job = Training::submit(&lab, &options.trainer(&["--checkpoint-every=5"]).steps(300)).unwrap();
     job.wait_world(&lab, 12, WAIT).unwrap();
     let slice = job.slices(&lab).unwrap()[0].clone();

@@ -1,10 +1,11 @@
 //! The agent of a node with eight GPUs: share of a core, memory, and how long one look at the GPUs takes.
 
 use crate::report::{Report, percentile};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use pliant_lab::Lab;
 use std::fs;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// From the issue: percent of a core, MiB.
@@ -16,28 +17,46 @@ const SPAN: Duration = Duration::from_secs(60);
 const LATENCY: &str = "\n[latency_us]\ndefault = 20\nnvmlDeviceGetUtilizationRates = 60\n\
     nvmlDeviceGetComputeRunningProcesses_v3 = 200\nnvmlDeviceGetPcieThroughput = 20000\nnvmlDeviceGetPowerUsage = 100\n";
 
+/// The agent as it is installed, in the place of the lab's own.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Runs the bench.
 pub fn run(report: &mut Report) -> Result<()> {
     let scenario = pliant_tests::root().join("tests/fake-nvml/scenarios/lab-8.toml");
-    let lab = Lab::builder()
-        .nodes(1)
-        .gpus(8)
-        .poll_interval(2)
-        .scenario(&scenario)
-        .service_env("agent", "PLIANT_LOG", "debug")
-        .start()?;
+    let lab = Lab::builder().nodes(1).gpus(8).poll_interval(2).scenario(&scenario).start()?;
     let own = lab.spec().scenario_of("n0");
     fs::write(&own, fs::read_to_string(&own)? + LATENCY)?;
+    let release = lab.spec().target.join("../release");
+    let (program, library) = (release.join("pliant-agent"), release.join("libfake_nvml.so"));
+    ensure!(
+        program.is_file() && library.is_file(),
+        "cargo build --release -p pliant-agent -p fake-nvml (./dev bench does)"
+    );
+    lab.stop("agent.n0")?;
+    fs::copy(&library, lab.dir().join("lib/libnvidia-ml.so.1"))?;
+    let log = lab.dir().join("log/bench-agent.log");
+    let mut command = Command::new(program);
+    command.arg("--config").arg(lab.spec().pliant_toml()).args(["--node", "n0"]);
+    command.env("PLIANT_FAKE_NVML", &own).env("PLIANT_LOG", "debug").env("SLURM_CONF", lab.spec().slurm_conf());
+    let agent = Agent(command.stderr(fs::File::create(&log)?).spawn()?);
     // Past the first inventory.
     std::thread::sleep(Duration::from_secs(8));
-    let pid = lab.process("agent.n0").context("the agent has ended")?.pid;
+    let pid = agent.0.id();
     let (before, begin) = (ticks(pid)?, Instant::now());
     std::thread::sleep(SPAN);
     let used = (ticks(pid)? - before) / 100.0; // USER_HZ
     let share = 100.0 * used / begin.elapsed().as_secs_f64();
     report.at_most("8 GPUs, 1 look a second", "share of a core", share, "%", CPU);
     report.at_most("8 GPUs, 1 look a second", "resident memory", resident(pid)?, "MiB", MEMORY);
-    looks(report, &fs::read_to_string(lab.log("agent.n0"))?)?;
+    drop(agent);
+    looks(report, &fs::read_to_string(&log)?)?;
     lab.down()
 }
 
@@ -69,7 +88,7 @@ fn looks(report: &mut Report, log: &str) -> Result<()> {
         let of = |key: &str| lines.iter().filter_map(|l| value(l, key)).collect::<Vec<_>>();
         let calls = percentile(&of("calls"), 0.5);
         let us = percentile(&of("us"), 0.5);
-        anyhow::ensure!(calls > 0.0, "the agent's log has no look with {slow}");
+        ensure!(calls > 0.0, "the agent's log has no look with {slow}");
         report.note("8 GPUs, 1 look a second", &format!("{what}: queries"), calls, "queries");
         report.note("8 GPUs, 1 look a second", &format!("{what}: time, median"), us / 1000.0, "ms");
     }

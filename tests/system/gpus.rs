@@ -262,3 +262,48 @@ fn wrong_input_is_named() {
     assert!(code == Some(1) && said.contains("n[0-9"), "{said}");
     assert_eq!(run(&["topo", "export", "gres"]).0, Some(2));
 }
+
+/// What each kind of box says through NVML, the agent and pliantd: what is not available stays so.
+#[test]
+fn boxes_of_all_kinds() {
+    let of = |name: &str, count: u16| {
+        let lab = Lab::builder().nodes(1).gpus(count).poll_interval(1).scenario(scenario(name)).start().unwrap();
+        known(&lab);
+        lab
+    };
+    let lab = of("dgx1-v100", 8);
+    let text = lab.run("root", &["pliant", "topo", "show", "n0"]).unwrap();
+    assert!(text.contains("GPU0 X    NV1  NV1  NV2  NV2  SYS  SYS  SYS"), "{text}");
+    lab.down().unwrap();
+    // B34: a GPU cut into instances has no utilisation, which is not 0; B39: a memory call fails on one of three.
+    let lab = of("mig-mixed", 3);
+    add(&lab, "n0", "[[fail]]\ncall = \"nvmlDeviceGetMemoryInfo_v2\"\ndevice = 0\nerror = 999\n");
+    lab.restart("agent.n0").unwrap();
+    lab.wait_for(WAIT, "the agent is back", || {
+        gpus(&lab, "root")[0].sample.as_ref().is_some_and(|s| s.memory_used_mib.is_none())
+    })
+    .unwrap();
+    let all = gpus(&lab, "root");
+    let utilisation: Vec<Option<u32>> = all.iter().map(|g| g.sample.as_ref().unwrap().utilisation).collect();
+    assert_eq!(utilisation, [Some(40), None, None]);
+    let instances: Vec<usize> = all.iter().map(|g| g.gpu.as_ref().unwrap().instances.len()).collect();
+    assert_eq!((instances, all[0].gpu.as_ref().unwrap().memory_mib), (vec![0, 3, 0], None));
+    assert_eq!(all[1].gpu.as_ref().unwrap().instances[0].profile.as_deref(), Some("3g.20gb"));
+    lab.down().unwrap();
+    let lab = of("vgpu", 1);
+    let all = gpus(&lab, "root");
+    let sample = all[0].sample.as_ref().unwrap();
+    assert_eq!((sample.power_mw, sample.temperature_c, &sample.processes), (None, None, &None));
+    assert_eq!(sample.utilisation, Some(0));
+    lab.down().unwrap();
+    // B62: CUDA would count the 1080 Ti first; by index, minor and UUID it is the middle one.
+    let lab = of("mixed-1080", 3);
+    let all = gpus(&lab, "root");
+    let middle = all[1].gpu.as_ref().unwrap();
+    assert_eq!((all[1].index, middle.minor, middle.model.as_deref()), (Some(1), Some(1), Some("GeForce GTX 1080 Ti")));
+    assert!(middle.uuid.ends_with("000000000001"));
+    lab.down().unwrap();
+    let lab = of("gb200-tray", 4);
+    let text = lab.run("root", &["pliant", "topo", "show"]).unwrap();
+    assert!(text.contains("NVLink domain 5c1d0d2e8a4f4b6e9d3a77e0b1c2d3e4 clique 7: n0"), "{text}");
+}

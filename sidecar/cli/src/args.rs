@@ -137,7 +137,8 @@ pub enum Topo {
     /// Read files and show what Pliant understands in them
     ///
     /// Takes captures of `nvidia-smi topo -m`, `nvidia-smi -L` and `rocm-smi --showtopo`, gres.conf, slurm.conf,
-    /// topology.conf and topology.yaml; - is standard input.
+    /// topology.conf and topology.yaml, and what scontrol, squeue and sacct print as JSON, scontrol also as text; - is
+    /// standard input.
     Import {
         /// Files
         #[arg(value_name = "FILE", required = true)]

@@ -120,8 +120,19 @@ mod tests {
             dir.path().read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         let expected = [
-            "config-check", "config", "doctor", "explain", "gpus", "jobs", "run", "status", "topo-check", "topo-export",
-            "topo-import", "topo-show", "topo",
+            "config-check",
+            "config",
+            "doctor",
+            "explain",
+            "gpus",
+            "jobs",
+            "run",
+            "status",
+            "topo-check",
+            "topo-export",
+            "topo-import",
+            "topo-show",
+            "topo",
         ];
         let expected: Vec<String> =
             expected.iter().map(|n| format!("pliant-{n}.1")).chain(["pliant.1".into()]).collect();

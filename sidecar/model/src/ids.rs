@@ -28,7 +28,7 @@ impl std::str::FromStr for JobId {
 }
 
 /// Slurm's NodeName (not the host name: several slurmd may share a host).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeName(pub String);
 

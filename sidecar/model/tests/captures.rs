@@ -155,7 +155,10 @@ fn t31_affinity_that_tells_nothing() {
     let Some(t) = topo("31") else { return };
     assert_eq!(t.gpus.len(), 8);
     assert!((0..6).all(|g| cpus(&t, g) == "18-35,54-71"));
-    assert_eq!(nvlinks(&t).iter().filter(|l| l.0 == 0).map(|l| (l.1, l.2)).collect::<Vec<_>>(), [(1, 2), (2, 2), (3, 1), (4, 1)]);
+    assert_eq!(
+        nvlinks(&t).iter().filter(|l| l.0 == 0).map(|l| (l.1, l.2)).collect::<Vec<_>>(),
+        [(1, 2), (2, 2), (3, 1), (4, 1)]
+    );
     assert_eq!(t.nearest_nics(0), [0]);
     assert_eq!(t.nearest_nics(4), [2]);
 }

@@ -15,6 +15,7 @@ pub mod admin;
 pub mod bridge;
 pub mod codec;
 pub mod config;
+pub mod dump;
 pub mod exit;
 pub mod job;
 pub mod local;

@@ -58,7 +58,9 @@ impl State {
         }
         let text = std::fs::read_to_string(&path).map_err(|_| nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED)?;
         match Scenario::parse(&text).and_then(|s| Ok((s.gpus()?, s))) {
-            Ok((gpus, scenario)) => (self.gpus, self.scenario, self.stamp) = (gpus.into_iter().map(Arc::new).collect(), scenario, stamp),
+            Ok((gpus, scenario)) => {
+                (self.gpus, self.scenario, self.stamp) = (gpus.into_iter().map(Arc::new).collect(), scenario, stamp)
+            }
             Err(why) => {
                 eprintln!("fake NVML: {}: {why}", path.display());
                 return Err(nvmlReturn_enum_NVML_ERROR_UNKNOWN);

@@ -42,7 +42,8 @@ struct State {
     gpus: NodeGpus,
     audit: Audit,
     processes: BTreeMap<u32, Process>,
-    reported: u64,
+    /// When samples were reported last, in seconds.
+    reported: Option<u64>,
     /// Pids at the last report.
     pids: Vec<(String, u32)>,
 }
@@ -63,7 +64,7 @@ pub async fn run(shared: Rc<Shared>, watch: Watch) {
         gpus: NodeGpus::default(),
         audit: Audit::default(),
         processes: BTreeMap::new(),
-        reported: 0,
+        reported: None,
         pids: vec![],
     };
     while let Some(seen) = seen.recv().await {
@@ -122,8 +123,8 @@ impl State {
         self.processes.retain(|pid, _| facts.contains_key(pid));
         let news = self.audit.look(&self.gpus, &mut samples, &|pid| facts.get(&pid).cloned());
         let now = shared.now().as_secs();
-        if pids != self.pids || !news.is_empty() || now >= self.reported + REPORT {
-            (self.pids, self.reported) = (pids, now);
+        if pids != self.pids || !news.is_empty() || self.reported.is_none_or(|at| now >= at + REPORT) {
+            (self.pids, self.reported) = (pids, Some(now));
             shared.with(|core, _| core.samples(samples));
         }
         for (uuid, what) in news {

@@ -7,9 +7,11 @@ use anyhow::{Context as _, bail};
 use pliant_model::NodeName;
 use pliant_model::capture::{self, Capture, Listed};
 use pliant_model::conf::gres_conf::{self, GresConf};
+use pliant_model::conf::index_list;
 use pliant_model::conf::slurm_conf::{self, SlurmConf};
 use pliant_model::conf::{topology_conf, topology_yaml};
 use pliant_model::topology::{NodeTopology, Switches};
+use pliant_protocol::dump::{self, Dump};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -20,6 +22,7 @@ enum Read {
     Switches(Vec<(String, Switches)>),
     Gres(GresConf),
     Slurm(Box<SlurmConf>),
+    Dump(Dump),
 }
 
 /// Reads all files and writes what they say; with `measured` captures are compared with it.
@@ -59,6 +62,9 @@ fn read(file: &str, text: &str) -> anyhow::Result<Read> {
     if name.starts_with("gres") || begins(&["autodetect", "name"]) || begins(&["nodename"]) && text.contains("File=") {
         return Ok(Read::Gres(gres_conf::parse(file, text, &mut include)?));
     }
+    if dump::is_dump(text) {
+        return Ok(Read::Dump(dump::read(text).with_context(|| file.to_owned())?));
+    }
     match capture::read(text).with_context(|| file.to_owned())? {
         Capture::Topology(t) => Ok(Read::Topology(Box::new(t))),
         Capture::List(all) => Ok(Read::List(all)),
@@ -69,7 +75,7 @@ fn as_json(read: &Read) -> anyhow::Result<String> {
     match read {
         Read::Topology(t) => super::json(t),
         Read::Switches(all) => super::json(all),
-        Read::List(_) | Read::Gres(_) | Read::Slurm(_) => bail!("--json: topologies only"),
+        Read::List(_) | Read::Gres(_) | Read::Slurm(_) | Read::Dump(_) => bail!("--json: topologies only"),
     }
 }
 
@@ -92,6 +98,7 @@ fn words(file: &str, read: &Read, measured: Option<&NodeTopology>) -> String {
             out
         }
         Read::Gres(conf) => gres_words(file, conf),
+        Read::Dump(dump) => dump_words(file, dump),
         Read::Slurm(conf) => {
             let mut out = format!(
                 "{file}: {} nodes, {} GPUs, {} partitions, controllers {}\n",
@@ -107,6 +114,39 @@ fn words(file: &str, read: &Read, measured: Option<&NodeTopology>) -> String {
             out
         }
     }
+}
+
+/// Jobs and nodes of Slurm's own output.
+fn dump_words(file: &str, dump: &Dump) -> String {
+    let list = index_list::format;
+    let mut out = match dump.not_found() {
+        true => format!("{file}: not found\n"),
+        false => format!("{file}: {} jobs, {} nodes\n", dump.jobs.len(), dump.nodes.len()),
+    };
+    for job in &dump.jobs {
+        let wants = job.wants.map_or_else(String::new, |w| format!(", asks for {w}"));
+        let _ = write!(out, "job {} {}: {} GPUs{wants}", job.id, job.state.join("+"), job.gpus());
+        for held in job.held.iter().filter(|h| h.gpus > 0) {
+            let _ = write!(out, "; {} has {} ({})", held.node, held.gpus, list(&held.indexes));
+        }
+        let _ = writeln!(out, "{}", job.reason.as_ref().map_or_else(String::new, |r| format!("; waits: {r}")));
+    }
+    for n in &dump.nodes {
+        let (state, used) = (n.state.join("+"), list(&n.used_indexes));
+        let _ = writeln!(
+            out,
+            "node {} {state}: {} GPUs, {} used ({used}), {} can be had",
+            n.name,
+            n.gpus,
+            n.used,
+            n.usable()
+        );
+    }
+    warn(&dump.errors, &mut out);
+    if dump.skipped > 0 {
+        let _ = writeln!(out, "Warning: {} lines could not be read", dump.skipped);
+    }
+    out
 }
 
 fn warn(texts: &[String], out: &mut String) {
@@ -137,7 +177,7 @@ fn gres_words(file: &str, conf: &GresConf) -> String {
     for node in nodes {
         for d in conf.gpus(&node) {
             let kind = d.kind.as_deref().unwrap_or("-");
-            let cores = d.cores.as_deref().map_or_else(|| "-".into(), pliant_model::conf::index_list::format);
+            let cores = d.cores.as_deref().map_or_else(|| "-".into(), index_list::format);
             let word = if d.cores_are_cpus { "CPUs" } else { "cores" };
             let _ = writeln!(out, "{node} {} {} type {kind} {word} {cores}", d.index, d.file.as_deref().unwrap_or("-"));
         }
@@ -166,6 +206,14 @@ mod tests {
         assert!(
             shown("a", "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-2)\n")
                 .starts_with("a: 1 GPUs, 1 MIG")
+        );
+        assert!(
+            shown("a", "{\"nodes\": [{\"name\": \"n1\", \"state\": [\"IDLE\"], \"gres\": \"gpu:4\"}]}")
+                .contains("4 can be had")
+        );
+        assert!(
+            shown("a", "NodeName=n1 Gres=gpu:4 GresUsed=gpu:1(IDX:2) State=MIXED\n")
+                .contains("1 used (2), 3 can be had")
         );
         assert!(shown("a", "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-3\nGPU1\tNV4\t X \t0-3\n").contains("NV4"));
     }

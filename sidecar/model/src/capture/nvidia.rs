@@ -51,7 +51,8 @@ fn cell(word: &str) -> Option<Cell> {
 /// `GPU12` gives 12.
 fn gpu_number(word: &str) -> Option<u32> {
     let digits = word.strip_prefix("GPU")?;
-    (!digits.is_empty() && digits.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+    (!digits.is_empty() && digits.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit()))
+        .then(|| digits.parse().ok())?
 }
 
 const CPU: &str = "CPU-Affinity";
@@ -252,7 +253,8 @@ fn gpu(matrix: &Matrix, name: &str, warnings: &mut Vec<String>) -> Result<Gpu, C
         return Ok(gpu);
     }
     if after.len() > matrix.titles.len() {
-        let reason = format!("row {name} has {} values behind its cells, its header {}", after.len(), matrix.titles.len());
+        let reason =
+            format!("row {name} has {} values behind its cells, its header {}", after.len(), matrix.titles.len());
         return Err(CaptureError::new(*line, reason));
     }
     let value = |title: &str| {
@@ -272,8 +274,8 @@ fn gpu(matrix: &Matrix, name: &str, warnings: &mut Vec<String>) -> Result<Gpu, C
     }
     if let Some(numa) = value(NUMA) {
         // More than one (`0-1`) is near none in particular.
-        let all = index_list::parse(numa)
-            .map_err(|e| CaptureError::new(*line, format!("NUMA Affinity of {name}: {e}")))?;
+        let all =
+            index_list::parse(numa).map_err(|e| CaptureError::new(*line, format!("NUMA Affinity of {name}: {e}")))?;
         gpu.numa = all.first().copied().filter(|_| all.len() == 1);
     }
     Ok(gpu)

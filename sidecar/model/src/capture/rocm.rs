@@ -64,10 +64,15 @@ pub fn topo(text: &str) -> Result<NodeTopology, CaptureError> {
                     Link { kind: LinkKind::Xgmi, count: 1, mb_s, path: None, peer_access: None }
                 }
                 "PCIE" => Link::pcie(Path::Sys),
-                other => return Err(CaptureError::new(kinds.line(a), format!("link type {other:?} of GPU{a} and GPU{b}"))),
+                other => {
+                    return Err(CaptureError::new(kinds.line(a), format!("link type {other:?} of GPU{a} and GPU{b}")));
+                }
             };
             if kind != back {
-                return Err(CaptureError::new(kinds.line(b), format!("GPU{b} says {back} for GPU{a}, GPU{a} says {kind}")));
+                return Err(CaptureError::new(
+                    kinds.line(b),
+                    format!("GPU{b} says {back} for GPU{a}, GPU{a} says {kind}"),
+                ));
             }
             topology.set_link(a, b, link);
         }

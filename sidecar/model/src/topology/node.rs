@@ -215,7 +215,13 @@ impl NodeTopology {
             let peers = u32::try_from(domain.len() - 1).unwrap_or(u32::MAX);
             // NV4 to three peers is a mesh of the 12 links of an A100; NV12 to three peers is 36: a switch (or an
             // A100 board whose capture counts all links per peer: shared either way).
-            let most = if first > 12 { 18 } else if first > 6 || domain.len() <= 4 { 12 } else { 6 };
+            let most = if first > 12 {
+                18
+            } else if first > 6 || domain.len() <= 4 {
+                12
+            } else {
+                6
+            };
             if first.saturating_mul(peers) > most {
                 for a in 0..n {
                     for b in a + 1..n {
@@ -302,13 +308,13 @@ mod tests {
     #[test]
     fn a_switch_is_shared_and_a_mesh_is_not() {
         for (n, count, links, kind) in [
-            (8, 12, 12, LinkKind::NvSwitch),  // DGX A100
-            (16, 6, 6, LinkKind::NvSwitch),   // DGX-2
-            (8, 18, 18, LinkKind::NvSwitch),  // HGX H100
-            (4, 18, 18, LinkKind::NvSwitch),  // islands of four
-            (4, 12, 12, LinkKind::NvSwitch),  // four A100 whose capture says NV12 to each
-            (4, 4, 12, LinkKind::NvLink),     // four A100 in a mesh
-            (2, 12, 12, LinkKind::NvLink),    // a bridged pair
+            (8, 12, 12, LinkKind::NvSwitch), // DGX A100
+            (16, 6, 6, LinkKind::NvSwitch),  // DGX-2
+            (8, 18, 18, LinkKind::NvSwitch), // HGX H100
+            (4, 18, 18, LinkKind::NvSwitch), // islands of four
+            (4, 12, 12, LinkKind::NvSwitch), // four A100 whose capture says NV12 to each
+            (4, 4, 12, LinkKind::NvLink),    // four A100 in a mesh
+            (2, 12, 12, LinkKind::NvLink),   // a bridged pair
         ] {
             let t = mesh(n, count);
             assert_eq!((t.physical_links(0), t.link(0, 1).kind), (links, kind), "{n} x NV{count}");
