@@ -78,7 +78,7 @@ const ROCM: &str = "=== Hops between two GPUs ===\n GPU0 GPU1\nGPU0 0 1\nGPU1 1 
 fn rocm_blocks() {
     let t = topo(ROCM).unwrap();
     assert_eq!((t.link(0, 1).kind, t.gpus[0].numa, t.gpus[1].numa), (LinkKind::Xgmi, Some(2), Some(3)));
-    let pcie = topo(&ROCM.replace("XGMI", "PCIE").split("=== Numa").next().unwrap().to_owned()).unwrap();
+    let pcie = topo(ROCM.replace("XGMI", "PCIE").split("=== Numa").next().unwrap()).unwrap();
     assert_eq!((pcie.linked_pairs().len(), pcie.gpus[0].numa), (0, None));
     assert!(topo(&ROCM.replacen("GPU0 0 XGMI", "GPU0 0", 1)).is_err());
     assert!(topo(&ROCM.replacen("XGMI 0", "PCIE 0", 1)).unwrap_err().reason.contains("says"));

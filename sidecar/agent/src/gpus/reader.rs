@@ -110,7 +110,7 @@ fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option
     let mut next = Instant::now();
     loop {
         let changed = nvml.device_count().map_or(true, |n| Some(n) != reader.listed);
-        if looks % INVENTORY == 0 || changed || reader.lost.is_some() {
+        if looks.is_multiple_of(INVENTORY) || changed || reader.lost.is_some() {
             let why = reader.lost.take().unwrap_or_else(|| "not listed by the driver any more".into());
             match reader.inventory() {
                 Ok(look) => {
@@ -123,7 +123,7 @@ fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option
                 Err(e) => return Some(e.to_string()),
             }
         }
-        let (slow, begin) = (looks % SLOW == 0, Instant::now());
+        let (slow, begin) = (looks.is_multiple_of(SLOW), Instant::now());
         reader.calls = 0;
         let samples = reader.samples(slow);
         tracing::debug!(slow, calls = reader.calls, us = begin.elapsed().as_micros(), "looked at the GPUs");
@@ -420,7 +420,7 @@ impl<'n> Reader<'n> {
         let counters = [ErrorCounter::DlReplay, ErrorCounter::DlRecovery, ErrorCounter::DlCrcFlit];
         let mut sum: Option<u64> = None;
         for link in 0..links {
-            for counter in counters.clone() {
+            for counter in counters {
                 let read = || device.link_wrapper_for(link).error_counter(counter);
                 if let Some(n) = self.ask(bus, "nvlink errors", read) {
                     sum = Some(sum.unwrap_or(0).saturating_add(n));
