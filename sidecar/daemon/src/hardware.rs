@@ -101,6 +101,10 @@ impl Row<'_> {
         if let Some(why) = self.gpu.and_then(|g| g.lost.as_ref()) {
             return (GpuState::Lost, why.clone());
         }
+        let known = self.core.hardware.nodes.get(self.node);
+        if self.index.is_some_and(|i| known.is_some_and(|n| n.missing.contains(&i))) {
+            return (GpuState::Lost, "gres.conf names it, and NVML has no such device".into());
+        }
         if let Some(job) = holder {
             let slice = self.core.view.jobs.get(&job).is_some_and(|j| view::mark(j).is_some());
             return match slice {
@@ -142,7 +146,8 @@ impl Row<'_> {
     }
 
     fn sample(&self) -> Option<Sample> {
-        let mut sample = self.core.hardware.samples.get(self.node)?.get(&self.gpu?.uuid)?.clone();
+        let gpu = self.gpu.filter(|g| g.lost.is_none())?;
+        let mut sample = self.core.hardware.samples.get(self.node)?.get(&gpu.uuid)?.clone();
         if let Some(processes) = &mut sample.processes {
             let asker = self.asker;
             processes.retain(|p| asker.privileged || p.uid == Some(asker.uid));

@@ -87,6 +87,8 @@ pub struct Known<'a> {
     pub agents: &'a BTreeSet<NodeName>,
     /// Lost GPUs by node and GRES index.
     pub lost: &'a BTreeMap<NodeName, BTreeMap<u32, GpuId>>,
+    /// Nodes where gres.conf names a GPU that is not there.
+    pub missing: &'a BTreeSet<NodeName>,
     /// GPUs by node that Slurm shows free while something still sits on them.
     pub held: &'a BTreeMap<NodeName, GpuCount>,
     /// Pending jobs that could start, by our reckoning, and since when.
@@ -107,7 +109,7 @@ pub fn cluster(view: &SlurmView, known: &Known<'_>, as_of: Seconds) -> Cluster {
         n.gpus_free = n.gpus_free.min(n.gpus.saturating_sub(known.used.get(&n.name).copied().unwrap_or(0)));
         n.gpus_free = n.gpus_free.saturating_sub(known.held.get(&n.name).copied().unwrap_or(0));
         // Slurm does not know of the loss, and could hand out just that GPU.
-        n.lendable &= !known.lost.contains_key(&n.name);
+        n.lendable &= !known.lost.contains_key(&n.name) && !known.missing.contains(&n.name);
     }
     book_unseen(&mut nodes, view, known);
     let mut pending: Vec<PendingJob> = view.jobs.values().filter_map(|j| pending(j, view, known)).collect();

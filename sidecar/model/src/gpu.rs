@@ -97,6 +97,9 @@ pub struct NodeGpus {
     pub gpus: Vec<Gpu>,
     /// Each pair once, `a < b`; positions in `gpus`.
     pub pairs: Vec<Pair>,
+    /// GRES indexes that gres.conf names and no device stands behind.
+    #[serde(default)]
+    pub missing: Vec<u32>,
     /// What does not agree between gres.conf and the hardware: one sentence each, for people.
     pub problems: Vec<String>,
 }

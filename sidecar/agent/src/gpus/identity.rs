@@ -25,6 +25,7 @@ pub fn identify(node: &mut NodeGpus, named: &Named) {
         gpu.instances.iter_mut().for_each(|i| i.gres_index = None);
     }
     node.problems.clone_from(&named.problems);
+    node.missing.clear();
     if node.absent.is_some() {
         return;
     }
@@ -46,6 +47,7 @@ pub fn identify(node: &mut NodeGpus, named: &Named) {
         };
         let Some(gpu) = node.gpus.iter_mut().find(|g| g.minor == Some(*minor)) else {
             node.problems.push(format!("GRES index {index} ({file}, minor {minor}): NVML has no such device"));
+            node.missing.push(index);
             continue;
         };
         let first = *taken.entry(*minor).or_insert(index);
@@ -128,6 +130,7 @@ mod tests {
         let mut n = node(&[0, 1, 3]);
         identify(&mut n, &named(&[0, 1, 2, 3]));
         assert_eq!(indexes(&n), [Some(0), Some(1), Some(3)]);
+        assert_eq!(n.missing, [2]);
         assert_eq!(n.problems, ["GRES index 2 (/dev/nvidia2, minor 2): NVML has no such device"]);
         let mut n = node(&[0, 1, 2, 3]);
         n.gpus[2].lost = Some("GPU is lost".into());

@@ -43,9 +43,20 @@ pub fn merge(old: &NodeGpus, look: Look, why: &str) -> (NodeGpus, Vec<(String, H
             Some(Pair { a: a.min(b), b: a.max(b), ..pair.clone() })
         })
         .collect();
+    // How a lost card was joined stays known: it is what is to be mended.
+    let lost = |g: &Gpu| gpus.iter().any(|n| n.uuid == g.uuid && n.lost.is_some());
+    for pair in &old.pairs {
+        let at = |p: u32| usize::try_from(p).ok().and_then(|p| old.gpus.get(p));
+        if let (Some(a), Some(b)) = (at(pair.a), at(pair.b))
+            && (lost(a) || lost(b))
+            && let (Some(a), Some(b)) = (position(&a.bus), position(&b.bus))
+            && !pairs.iter().any(|p| (p.a, p.b) == (a.min(b), a.max(b)))
+        {
+            pairs.push(Pair { a: a.min(b), b: a.max(b), ..pair.clone() });
+        }
+    }
     pairs.sort_by_key(|p| (p.a, p.b));
-    let known =
-        NodeGpus { boot_id: old.boot_id.clone(), driver: look.driver, absent: None, gpus, pairs, problems: vec![] };
+    let known = NodeGpus { boot_id: old.boot_id.clone(), driver: look.driver, gpus, pairs, ..NodeGpus::default() };
     (known, happened)
 }
 
@@ -110,5 +121,8 @@ pub mod tests {
         let (all, _) = merge(&NodeGpus::default(), look(&[0, 1, 2]), "");
         let (now, _) = merge(&all, l, "x");
         assert_eq!(now.pairs, [Pair { a: 0, b: 2, path: None, peer_access: Some(true) }]);
+        // A card that is lost keeps what joined it.
+        let (gone, _) = merge(&now, look(&[0]), "x");
+        assert_eq!(gone.pairs, now.pairs);
     }
 }

@@ -110,7 +110,9 @@ fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option
     let mut next = Instant::now();
     loop {
         let changed = nvml.device_count().map_or(true, |n| Some(n) != reader.listed);
-        if looks.is_multiple_of(INVENTORY) || changed || reader.lost.is_some() {
+        // A card that comes back is to be noticed soon.
+        let every = if known.gpus.iter().any(|g| g.lost.is_some()) { SLOW } else { INVENTORY };
+        if looks.is_multiple_of(every) || changed || reader.lost.is_some() {
             let why = reader.lost.take().unwrap_or_else(|| "not listed by the driver any more".into());
             match reader.inventory() {
                 Ok(look) => {

@@ -4,7 +4,7 @@ use anyhow::bail;
 use pliant_model::conf::gres_conf::{self, GresConf, Layout};
 use pliant_model::conf::slurm_conf::{self, SlurmConf};
 use pliant_model::conf::{topology_conf, topology_yaml};
-use pliant_model::topology::{NodeTopology, Switches};
+use pliant_model::topology::{NodeTopology, Source, Switches};
 use pliant_model::{NodeName, gres};
 use pliant_protocol::admin::{NodeHardware, Reply, Request};
 use pliant_protocol::config::Config;
@@ -202,13 +202,15 @@ pub fn differences(source: &str, written: &NodeTopology, measured: &NodeTopology
     if written.gpus.len() != measured.gpus.len() {
         all.push(format!("{source} has {} GPUs, {} were measured", written.gpus.len(), measured.gpus.len()));
     }
-    let place = |t: &NodeTopology, index: usize| {
-        let by_index = u32::try_from(index).ok().and_then(|i| t.gpus.iter().position(|g| g.gres_index == Some(i)));
-        by_index.unwrap_or(index)
+    // By GRES index; a capture has none, and is in NVML's order as the agent's list is.
+    let place = |index: usize| {
+        let known = measured.gpus.iter().any(|g| g.gres_index.is_some()) && written.source == Source::GresConf;
+        let by_index = |i| measured.gpus.iter().position(|g| g.gres_index == Some(i));
+        if known { u32::try_from(index).ok().and_then(by_index) } else { Some(index) }
     };
     for a in 0..written.gpus.len() {
         for b in a + 1..written.gpus.len() {
-            let (x, y) = (place(measured, a), place(measured, b));
+            let (Some(x), Some(y)) = (place(a), place(b)) else { continue };
             if x >= measured.gpus.len() || y >= measured.gpus.len() {
                 continue;
             }

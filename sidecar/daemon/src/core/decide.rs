@@ -25,6 +25,7 @@ impl Core {
         let owned = |id: &JobId, j: &Job| self.view.active(*id).is_some_and(|r| r.user_id == j.uid);
         let jobs = self.jobs.iter().filter(|(id, j)| j.connected && owned(id, j));
         let lost = self.hardware.lost();
+        let missing = self.hardware.missing();
         let held = self.hardware.held(&Holders::of_view(&self.view));
         let known = view::Known {
             jobs: jobs.map(|(_, j)| registered(j, now, self.settings)).collect(),
@@ -32,6 +33,7 @@ impl Core {
             used: &self.used,
             agents: &agents,
             lost: &lost,
+            missing: &missing,
             held: &held,
             fitting: &self.fitting,
             served: &self.served,

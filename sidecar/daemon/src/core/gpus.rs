@@ -4,7 +4,7 @@ use super::{Core, Now};
 use crate::view::{self, SlurmView};
 use pliant_model::gpu::{Gpu, GpuEvent, GpuId, Happening, NodeGpus, Sample};
 use pliant_model::{GpuCount, JobId, NodeName, Reason, gres, hostlist};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Events kept for `pliant gpus`; the log has all.
 const EVENTS: usize = 1000;
@@ -28,6 +28,11 @@ impl Hardware {
             n.gpus.iter().filter(|g| g.lost.is_some()).filter_map(|g| Some((g.gres_index?, id(g)))).collect()
         };
         self.nodes.iter().map(|(name, n)| (name.clone(), of(name, n))).filter(|(_, lost)| !lost.is_empty()).collect()
+    }
+
+    /// Nodes where gres.conf names a GPU that is not there: Slurm could hand out just that one.
+    pub fn missing(&self) -> BTreeSet<NodeName> {
+        self.nodes.iter().filter(|(_, n)| !n.missing.is_empty()).map(|(name, _)| name.clone()).collect()
     }
 
     /// How many GPUs of each node Slurm shows as free while something still sits on them.

@@ -280,9 +280,10 @@ fn nvlinks(node: &NodeGpus, a: usize, b: usize) -> Option<Link> {
         let links: Vec<_> = g.nvlinks.iter().filter(|l| l.active && l.peer == *to).map(|l| l.version).collect();
         (u32::try_from(links.len()).unwrap_or(u32::MAX), links.into_iter().flatten().min())
     };
-    let (direct, version) = up(a, &LinkPeer::Gpu(b.bus.clone()));
-    if direct > 0 {
-        return Some(Link::nvlink(direct, version));
+    // Both ends say the same, unless one is lost and the other's links to it are down.
+    let ((one, version), (other, older)) = (up(a, &LinkPeer::Gpu(b.bus.clone())), up(b, &LinkPeer::Gpu(a.bus.clone())));
+    if one.max(other) > 0 {
+        return Some(Link::nvlink(one.max(other), version.or(older)));
     }
     let ((from, version), (to, _)) = (up(a, &LinkPeer::Switch), up(b, &LinkPeer::Switch));
     let shared = from.min(to);
