@@ -149,11 +149,14 @@ impl Peer {
         self.stream.write_all(&bytes).unwrap();
     }
 
+    /// The next message that is not about GPUs: what there is of them (nothing, where there is no NVML) comes by itself.
     fn next(&mut self) -> Option<FromAgent> {
         loop {
             let frame = next_frame(&mut self.stream, &mut self.decoder)?;
-            if let Some(message) = self.session.open(&frame).unwrap() {
-                return Some(codec::decode(&message).unwrap());
+            let Some(message) = self.session.open(&frame).unwrap() else { continue };
+            match codec::decode(&message).unwrap() {
+                FromAgent::Gpus { .. } | FromAgent::Samples { .. } | FromAgent::Happened { .. } => {}
+                other => return Some(other),
             }
         }
     }
