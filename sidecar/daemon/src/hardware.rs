@@ -124,7 +124,9 @@ impl Row<'_> {
             return (GpuState::Unknown, why.into());
         }
         if let Some(why) = self.gpu.and_then(|g| self.core.hardware.occupied(self.node, g)) {
-            return (GpuState::Held, why);
+            // Whose process it is, is not told to others.
+            let others = "processes or memory that no running job owns are still on it";
+            return (GpuState::Held, if self.asker.privileged { why } else { others.into() });
         }
         if self.record.flags.iter().any(|f| f == "COMPLETING") {
             return (GpuState::Held, "the node still completes a job".into());

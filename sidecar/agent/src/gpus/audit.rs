@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 const OWN_MEMORY: u64 = 512;
 /// Looks in a row in which a process has to be in state D: it passes through it whenever it waits for a disk.
 const STUCK_AFTER: u32 = 5;
+/// Looks without clocks held down after which they are told again.
+const QUIET: u32 = 60;
 
 /// What /proc tells of a process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ enum Kind {
 pub struct Audit {
     /// Kind, GPU and process (0 where there is none); the value says what was told.
     open: BTreeMap<(Kind, String, u32), Option<Happening>>,
+    /// Looks in a row in which something that was told is not there.
+    quiet: BTreeMap<(Kind, String, u32), u32>,
     /// Looks in a row in state D.
     waiting: BTreeMap<(String, u32), u32>,
     /// The first count of uncorrected errors by GPU.
@@ -88,14 +92,20 @@ impl Audit {
         self.news(now)
     }
 
-    /// What is told now: what is there and was not, and counts that have grown.
+    /// What is told now: what is there and was not, and counts that have grown. Clocks at a limit come and go: they are
+    /// told again only when they have been free for a while.
     fn news(&mut self, now: BTreeMap<(Kind, String, u32), Happening>) -> Vec<(String, Happening)> {
         let mut news = vec![];
-        self.open.retain(|key, _| now.contains_key(key));
+        let quiet = &mut self.quiet;
+        self.open.retain(|key, _| {
+            let looks = quiet.entry(key.clone()).or_default();
+            *looks = if now.contains_key(key) { 0 } else { *looks + 1 };
+            *looks < if key.0 == Kind::Throttled { QUIET } else { 1 }
+        });
+        quiet.retain(|key, _| self.open.contains_key(key));
         for (key, what) in now {
             let told = self.open.get(&key).and_then(Option::as_ref);
-            let again =
-                matches!((&what, told), (Happening::Ecc { .. } | Happening::Throttled { .. }, Some(t)) if *t != what);
+            let again = matches!((&what, told), (Happening::Ecc { .. }, Some(t)) if *t != what);
             if told.is_none() || again {
                 news.push((key.1.clone(), what.clone()));
                 self.open.insert(key, Some(what));
@@ -219,6 +229,19 @@ mod tests {
         let looks: Vec<usize> =
             (0..7).map(|_| audit.look(&node, &mut [sample(3, &[9]), sample(2, &[])], &stuck).len()).collect();
         assert_eq!(looks, [0, 0, 0, 0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn clocks_that_come_and_go_are_told_once() {
+        let (mut audit, node) = (Audit::default(), node());
+        let with = |hot: bool| Sample {
+            throttle: Some(if hot { vec!["power brake".into()] } else { vec![] }),
+            ..sample(1, &[])
+        };
+        let told: usize = (0..100).map(|i| audit.look(&node, &mut [with(i % 2 == 0)], &|_| None).len()).sum();
+        assert_eq!(told, 1);
+        (0..60).for_each(|_| drop(audit.look(&node, &mut [with(false)], &|_| None)));
+        assert_eq!(audit.look(&node, &mut [with(true)], &|_| None).len(), 1);
     }
 
     #[test]

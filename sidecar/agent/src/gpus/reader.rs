@@ -105,10 +105,14 @@ fn absent(library: &File, e: &NvmlError) -> String {
 /// Reads until the receiver is gone (`None`) or NVML works no more (why).
 fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option<String> {
     let mut reader = Reader::new(nvml);
-    let mut events = None;
+    let mut events: Option<EventSet<'_>> = None;
     let mut looks: u32 = 0;
     let mut next = Instant::now();
     loop {
+        // Before the set is made anew with an inventory, so that none is lost with it.
+        for (bus, code) in events.as_ref().map(xids).unwrap_or_default() {
+            seen.blocking_send(Seen::Xid { bus, code }).ok()?;
+        }
         let changed = nvml.device_count().map_or(true, |n| Some(n) != reader.listed);
         // A card that comes back is to be noticed soon.
         let every = if known.gpus.iter().any(|g| g.lost.is_some()) { SLOW } else { INVENTORY };
@@ -132,9 +136,6 @@ fn serve(nvml: &Nvml, seen: &mpsc::Sender<Seen>, known: &mut NodeGpus) -> Option
         // A full queue: the agent is busy, and an older sample is as good as none.
         if let Err(mpsc::error::TrySendError::Closed(_)) = seen.try_send(Seen::Samples(samples)) {
             return None;
-        }
-        for (bus, code) in events.as_ref().map(xids).unwrap_or_default() {
-            seen.blocking_send(Seen::Xid { bus, code }).ok()?;
         }
         looks = looks.wrapping_add(1);
         next += EVERY;

@@ -2,7 +2,7 @@
 
 use super::{Core, Now};
 use crate::view::{self, SlurmView};
-use pliant_model::gpu::{Gpu, GpuEvent, GpuId, Happening, NodeGpus, Sample};
+use pliant_model::gpu::{Gpu, GpuEvent, GpuId, Happening, NodeGpus, Process, Sample};
 use pliant_model::{GpuCount, JobId, NodeName, Reason, gres, hostlist};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -50,7 +50,9 @@ impl Hardware {
     pub fn occupied(&self, node: &NodeName, gpu: &Gpu) -> Option<String> {
         let sample = self.samples.get(node)?.get(&gpu.uuid)?;
         let processes = sample.processes.as_deref().unwrap_or_default();
-        if let Some(p) = processes.iter().find(|p| p.state.is_some()) {
+        // Services of root (persistence daemon, MPS, DCGM) belong to no job and hold nobody up.
+        let counts = |p: &&Process| p.state.is_some() && (p.job.is_some() || p.uid != Some(0));
+        if let Some(p) = processes.iter().find(counts) {
             let state = if p.state == Some('D') { " in state D" } else { "" };
             let job = p.job.map(|j| format!(" of job {j}")).unwrap_or_default();
             return Some(format!("process {}{job}{state} is still on it", p.pid));
