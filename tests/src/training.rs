@@ -153,8 +153,9 @@ impl Training {
         let log = (0..).map(|n| home.join(format!("training-{n}"))).find(|d| !d.exists()).context("no directory")?;
         lab.run(options.user, &["mkdir", "-p", &log.to_string_lossy()])?;
         let script = log.join("job.sh");
+        // Tasks of an array must not share a checkpoint.
         let text = format!(
-            "#!/bin/bash\nDIR={}\n{}\npliant run {} -- {command}\ncode=$?\n{}\nexit $code\n",
+            "#!/bin/bash\nDIR={}${{SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}}\n{}\npliant run {} -- {command}\ncode=$?\n{}\nexit $code\n",
             log.display(),
             options.before,
             options.run.join(" "),
