@@ -210,15 +210,22 @@ fn links(devices: &[GresDevice], measured: &NodeTopology, node: &NodeName, all: 
     for d in devices {
         let Some(written) = &d.links else { continue };
         let Some(right) = links_row(measured, d.index, devices.len()) else { continue };
-        // What counts is how links compare: a site may write 1 for "linked" where four were measured.
-        let differs =
-            written.iter().zip(&right).enumerate().find(|(_, (w, r))| (**w > 0) != (**r > 0) || (**w > 0 && w != r));
-        if let (Some((peer, (says, is))), true) = (differs, written.len() == right.len()) {
-            let bridge = if *says > 0 && *is == 0 { " (a bridge that is missing?)" } else { "" };
-            let found = format!("GPU {}: Links= says {says} to GPU {peer}, {is} were measured{bridge}", d.index);
-            let row: Vec<String> = right.iter().map(ToString::to_string).collect();
-            add(all, "Links", Level::Fail, Some(node), found, format!("Links={}", row.join(",")));
-        }
+        // A site may write any numbers that say the same: what counts is which are linked, and how many by.
+        let differs = |(w, r): (&i64, &Option<i64>)| r.is_some_and(|r| (*w > 0) != (r > 0) || (*w > 0 && *w != r));
+        let peer = written.iter().zip(&right).position(differs).filter(|_| written.len() == right.len());
+        let Some((peer, says, is)) = peer.and_then(|p| Some((p, *written.get(p)?, right.get(p).copied().flatten()?)))
+        else {
+            continue;
+        };
+        let bridge = if says > 0 && is == 0 { " (a bridge that is missing?)" } else { "" };
+        let found = format!("GPU {}: Links= says {says} to GPU {peer}, {is} were measured{bridge}", d.index);
+        let row: Vec<String> = right.iter().zip(written).map(|(r, w)| r.unwrap_or(*w).to_string()).collect();
+        add(all, "Links", Level::Fail, Some(node), found, format!("Links={}", row.join(",")));
+    }
+    let without: Vec<u32> = devices.iter().filter(|d| d.links.is_none()).map(|d| d.index).collect();
+    if linked && !without.is_empty() {
+        let found = format!("GPU {}: no Links=, and the GPUs are linked", index_list::format(&without));
+        add(all, "Links", Level::Warn, Some(node), found, "pliant topo export gres.conf writes them".into());
     }
 }
 

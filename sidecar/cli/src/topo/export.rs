@@ -14,14 +14,15 @@ fn position(t: &NodeTopology, index: u32) -> Option<usize> {
     t.gpus.iter().position(|g| g.gres_index == Some(index))
 }
 
-/// The right `Links=` of a GPU of a node with `count` GPUs: NVLinks to each, -1 for itself. `None`: not measured.
-pub fn links_row(t: &NodeTopology, index: u32, count: usize) -> Option<Vec<i64>> {
+/// The right `Links=` of a GPU of a node with `count` GPUs: NVLinks to each, -1 for itself, `None` to one that is not
+/// measured. `None` as a whole: the GPU itself is not.
+pub fn links_row(t: &NodeTopology, index: u32, count: usize) -> Option<Vec<Option<i64>>> {
     let own = position(t, index)?;
     let to = |other: usize| {
         let other = position(t, u32::try_from(other).ok()?)?;
         Some(if other == own { -1 } else { i64::from(t.link(own, other).count) })
     };
-    (0..count).map(to).collect()
+    Some((0..count).map(to).collect())
 }
 
 /// The right `Cores=` of a GPU: the cores of the CPUs near it. `None`: not measured, or beyond the node's cores.
@@ -37,8 +38,19 @@ pub fn cores_of(t: &NodeTopology, index: u32, layout: Layout) -> Option<Vec<u32>
 pub fn gres_conf(sources: &Sources) -> anyhow::Result<String> {
     let hardware = sources.hardware.as_ref().map_err(|why| anyhow::anyhow!("nothing is measured: {why}"))?;
     let mut alike: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
-    let mut left_out = vec![];
+    let (mut left_out, mut notes) = (vec![], vec![]);
     for h in hardware {
+        let gpus = h.gpus.as_ref();
+        if let Some(missing) = gpus.map(|g| &g.missing).filter(|m| !m.is_empty()) {
+            // Without it the indexes of all that follow would change.
+            let which = index_list::format(missing);
+            notes.push(format!("{}: GPU {which} has no device: mend it or take it out of gres.conf first", h.node));
+            continue;
+        }
+        if gpus.is_some_and(|g| g.gpus.iter().any(|g| g.mig == Some(true))) {
+            notes.push(format!("{}: MIG is on, its lines are not written here", h.node));
+            continue;
+        }
         match sources.measured(&h.node).filter(|t| !t.gpus.is_empty()) {
             Some(t) => {
                 let minors: Vec<Option<u32>> = h.gpus.iter().flat_map(|g| &g.gpus).map(|g| g.minor).collect();
@@ -47,10 +59,17 @@ pub fn gres_conf(sources: &Sources) -> anyhow::Result<String> {
             None => left_out.push(h.node.clone()),
         }
     }
-    ensure!(!alike.is_empty(), "nothing is measured: no agent with GPUs is connected");
+    ensure!(
+        !alike.is_empty(),
+        "nothing to write: {}",
+        if notes.is_empty() { "no agent with GPUs is connected".to_owned() } else { notes.join("; ") }
+    );
     let mut out = String::from("# Written by `pliant topo export gres.conf` from what the agents have measured.\n");
     if !left_out.is_empty() {
         let _ = writeln!(out, "# Not measured, and left out: {}", hostlist::compress(&left_out));
+    }
+    for note in notes {
+        let _ = writeln!(out, "# Left out: {note}");
     }
     for (lines, nodes) in alike {
         let nodes = hostlist::compress(&nodes);
@@ -88,7 +107,7 @@ fn lines(sources: &Sources, node: &NodeName, t: &NodeTopology, minors: &[Option<
             let _ = write!(out, " Cores={}", index_list::format(&cores));
         }
         if let Some(row) = links_row(&named, index, order.len()).filter(|_| order.len() > 1) {
-            let row: Vec<String> = row.iter().map(ToString::to_string).collect();
+            let row: Vec<String> = row.iter().flatten().map(ToString::to_string).collect();
             let _ = write!(out, " Links={}", row.join(","));
         }
         out.push('\n');

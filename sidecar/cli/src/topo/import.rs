@@ -30,7 +30,7 @@ pub fn all(files: &[String], measured: Option<&NodeTopology>, json: bool) -> any
     let mut out = String::new();
     for file in files {
         let text = match file.as_str() {
-            "-" => std::io::read_to_string(std::io::stdin()).context("standard input")?,
+            "-" => sources::read_from(std::io::stdin()).map_err(anyhow::Error::msg).context("standard input")?,
             path => sources::read(Path::new(path)).map_err(anyhow::Error::msg).with_context(|| path.to_owned())?,
         };
         let read = read(file, &text)?;
@@ -43,6 +43,14 @@ pub fn all(files: &[String], measured: Option<&NodeTopology>, json: bool) -> any
 fn read(file: &str, text: &str) -> anyhow::Result<Read> {
     let folder = Path::new(file).parent().unwrap_or(Path::new("."));
     let mut include = |path: &str| sources::read(&folder.join(path));
+    // What can be known by its content is, whatever its name.
+    let matrix = |l: &str| l.split_whitespace().next().is_some_and(|w| w == "GPU0");
+    if text.trim_start().starts_with('{') {
+        return Ok(Read::Dump(dump::read(text).with_context(|| file.to_owned())?));
+    }
+    if text.lines().any(matrix) {
+        return captured(file, text);
+    }
     let name = Path::new(file).file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     let begins = |keys: &[&str]| {
         let key = |l: &str| l.trim_start().split(['=', ' ', '\t']).next().unwrap_or_default().to_ascii_lowercase();
@@ -65,6 +73,10 @@ fn read(file: &str, text: &str) -> anyhow::Result<Read> {
     if dump::is_dump(text) {
         return Ok(Read::Dump(dump::read(text).with_context(|| file.to_owned())?));
     }
+    captured(file, text)
+}
+
+fn captured(file: &str, text: &str) -> anyhow::Result<Read> {
     match capture::read(text).with_context(|| file.to_owned())? {
         Capture::Topology(t) => Ok(Read::Topology(Box::new(t))),
         Capture::List(all) => Ok(Read::List(all)),

@@ -24,7 +24,7 @@ pub fn run(command: Topo, config: Option<&Path>) -> anyhow::Result<(String, u8)>
                 Some(node) => Some(measured(&Sources::read(config, None), &NodeName(node))?),
                 None => None,
             };
-            Ok((import::all(&files, measured.as_ref(), show.json)?, exit::OK))
+            Ok((clean(&import::all(&files, measured.as_ref(), show.json)?), exit::OK))
         }
         Topo::Check { conf, show } => {
             let sources = Sources::read(config, conf);
@@ -68,7 +68,7 @@ fn shown(
             let topology = sources.topology_of(&node)?;
             let text = match show.json {
                 true => json(&topology)?,
-                false => draw::node(&node, &topology, &sources.differences(&node)),
+                false => clean(&draw::node(&node, &topology, &sources.differences(&node))),
             };
             (text, svg::node(&node, &topology))
         }
@@ -81,6 +81,11 @@ fn shown(
         std::fs::write(&path, picture).with_context(|| path.display().to_string())?;
     }
     Ok((text, exit::OK))
+}
+
+/// Names in files and of hardware may hold anything: no control character of theirs reaches the terminal.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
 fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {

@@ -43,10 +43,14 @@ pub struct Cluster {
 
 /// Reads a file of at most [`MAX_FILE`] bytes.
 pub fn read(path: &Path) -> Result<String, String> {
+    read_from(std::fs::File::open(path).map_err(|e| e.to_string())?)
+}
+
+/// Reads at most [`MAX_FILE`] bytes.
+pub fn read_from(source: impl std::io::Read) -> Result<String, String> {
     use std::io::Read as _;
     let mut bytes = vec![];
-    let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_FILE {
         return Err(format!("larger than {} MiB", MAX_FILE >> 20));
     }

@@ -1,6 +1,6 @@
 //! What gres.conf says about the inside of a node.
 
-use super::{Gpu, Link, NodeTopology, Source};
+use super::{Gpu, Link, NodeTopology, Path, Source};
 use crate::conf::gres_conf::{GresDevice, Layout};
 
 impl NodeTopology {
@@ -15,6 +15,11 @@ impl NodeTopology {
             ..Gpu::default()
         };
         let mut topology = NodeTopology::unlinked(Source::GresConf, devices.iter().map(gpu).collect());
+        let n = devices.len();
+        // gres.conf says nothing of PCIe.
+        for (a, b) in (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))) {
+            topology.set_link(a, b, Link { path: None, ..Link::pcie(Path::Sys) });
+        }
         for (a, device) in devices.iter().enumerate() {
             for (b, count) in device.links.iter().flatten().enumerate().filter(|(b, _)| *b > a) {
                 if let Some(count) = u32::try_from(*count).ok().filter(|c| *c > 0) {

@@ -96,8 +96,10 @@ impl Cell {
 
 /// Nodes, and how many GPUs of each.
 type Parts = Vec<(usize, GpuCount)>;
-/// Height, free GPUs and position of a cell: the least is the best.
-type CellKey = (usize, GpuCount, usize);
+/// Height, whether nodes are not whole, free GPUs and position of a cell: the least is the best.
+type CellKey = (usize, bool, GpuCount, usize);
+/// A way to take GPUs of one shape in a cell.
+type Pick = fn(&Cells, &Cell, usize, GpuCount) -> Option<Parts>;
 
 /// The nodes of a cluster with what is free, in the cells of its switches.
 #[derive(Clone, Debug)]
@@ -209,8 +211,11 @@ impl Cells {
         }
     }
 
-    /// What is free on a node now.
+    /// What is free on a node now; lost GPUs are left out.
     pub fn set_free(&mut self, node: usize, free: GpuSet) {
+        let working =
+            self.nodes.get(node).and_then(|n| self.shapes.get(n.shape)).map(Tables::working).unwrap_or_default();
+        let free = GpuSet(free.0 & working.0);
         self.count(node, -1);
         if let Some(n) = self.nodes.get_mut(node) {
             n.free = free;
@@ -228,22 +233,24 @@ impl Cells {
     /// # Errors
     /// Why there is none, with numbers.
     pub fn choose(&mut self, request: &Request) -> Result<Placement, NoPlace> {
+        let free = self.cells.last().map_or(0, |c| c.free);
+        if request.gpus == 0 || free < request.gpus {
+            return Err(NoPlace::TooFew { want: request.gpus, free });
+        }
         if let Some((node, choice)) = self.one_node(request) {
             return Ok(Placement { nodes: vec![(node, choice)], cell: None, level: 0 });
         }
-        let most = match request.scope {
-            Scope::Node => 0,
-            Scope::Leaf => 1,
-            Scope::Any => usize::MAX,
+        let (most, within) = match request.scope {
+            Scope::Node => (0, "on one node"),
+            Scope::Leaf => (1, "at one leaf switch"),
+            Scope::Any => (usize::MAX, "of one model"),
         };
-        let whole = self.spread(request, most, Cells::whole_nodes);
-        let any = whole.or_else(|| self.spread(request, most, Cells::pieces));
-        any.ok_or_else(|| NoPlace::TooFew { want: request.gpus, free: self.cells.last().map_or(0, |c| c.free) })
+        self.spread(request, most).ok_or(NoPlace::Apart { want: request.gpus, within, free })
     }
 
     /// A node for the whole job: the best ring, then the least broken, then the fullest node of the fullest leaf.
     fn one_node(&mut self, request: &Request) -> Option<(usize, Choice)> {
-        type Key = (u32, Reverse<u32>, Reverse<(u32, u32, u32)>, bool, Reverse<GpuCount>);
+        type Key = (u32, u32, Reverse<u32>, Reverse<(u32, u32, u32)>, bool, Reverse<GpuCount>);
         let mut best: Option<(Key, (usize, GpuSet), Choice)> = None;
         let mut memo = std::mem::take(&mut self.memo);
         for (shape, free) in self.alike.keys().filter(|(_, free)| free.len() >= request.gpus) {
@@ -259,6 +266,7 @@ impl Cells {
             let untouched = free.len() as usize == tables.len() && why.left > 0;
             let key = (
                 why.bottleneck_mb_s,
+                why.links,
                 Reverse(why.numa_nodes),
                 Reverse((eights, quads, pairs)),
                 !untouched,
@@ -279,34 +287,39 @@ impl Cells {
         Some((node, choice))
     }
 
-    /// Tries every cell, lowest and fullest first, for each shape.
-    fn spread(
-        &self,
-        request: &Request,
-        most: usize,
-        pick: fn(&Cells, &Cell, usize, GpuCount) -> Option<Parts>,
-    ) -> Option<Placement> {
-        let mut best: Option<(CellKey, Parts, usize)> = None;
+    /// Tries every cell for each shape: lowest first, whole nodes before pieces, then the fullest cell. One shape, so one
+    /// model; a box of several models serves jobs of one node only.
+    fn spread(&self, request: &Request, most: usize) -> Option<Placement> {
+        let mut best: Option<(CellKey, Vec<(usize, Choice)>)> = None;
+        let of_model = |t: &Tables| {
+            t.single_model().is_some_and(|m| request.model.is_none() || *m == request.model) && !t.is_empty()
+        };
+        let shapes: Vec<usize> =
+            self.shapes.iter().enumerate().filter(|(_, t)| of_model(t)).map(|(shape, _)| shape).collect();
         for (at, cell) in self.cells.iter().enumerate().filter(|(_, c)| c.height <= most && c.free >= request.gpus) {
-            let key = (cell.height, cell.free, at);
-            if best.as_ref().is_some_and(|(k, ..)| *k <= key) {
-                continue;
-            }
-            for shape in 0..self.shapes.len() {
-                if let Some(nodes) = pick(self, cell, shape, request.gpus) {
-                    best = Some((key, nodes, at));
-                    break;
+            for (pieces, pick) in [(false, Cells::whole_nodes as Pick), (true, Cells::pieces)] {
+                let key = (cell.height, pieces, cell.free, at);
+                if best.as_ref().is_some_and(|(k, _)| *k <= key) {
+                    continue;
+                }
+                let placed = shapes.iter().find_map(|s| self.choices(&pick(self, cell, *s, request.gpus)?, request));
+                if let Some(nodes) = placed {
+                    best = Some((key, nodes));
                 }
             }
         }
-        let (key, nodes, at) = best?;
-        let choice = |(node, gpus): (usize, GpuCount)| {
-            let state = self.nodes.get(node)?;
-            let want = Want { model: request.model.clone(), spans: true, ..Want::gpus(gpus) };
-            Some((node, self.shapes.get(state.shape)?.choose(state.free, &want).ok()?))
+        let ((level, _, _, at), nodes) = best?;
+        Some(Placement { nodes, cell: self.cells.get(at).map(|c| c.name.clone()), level })
+    }
+
+    /// The GPUs of each node; `None`: one of them cannot serve.
+    fn choices(&self, parts: &Parts, request: &Request) -> Option<Vec<(usize, Choice)>> {
+        let choice = |(node, gpus): &(usize, GpuCount)| {
+            let state = self.nodes.get(*node)?;
+            let want = Want { model: request.model.clone(), spans: true, ..Want::gpus(*gpus) };
+            Some((*node, self.shapes.get(state.shape)?.choose(state.free, &want).ok()?))
         };
-        let nodes = nodes.into_iter().map(choice).collect::<Option<Vec<_>>>()?;
-        Some(Placement { nodes, cell: self.cells.get(at).map(|c| c.name.clone()), level: key.0 })
+        parts.iter().map(choice).collect()
     }
 
     /// Whole nodes and at most one part of a node.

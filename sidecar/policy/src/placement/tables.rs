@@ -99,6 +99,16 @@ pub enum NoPlace {
         /// Wanted.
         want: GpuCount,
     },
+    /// Enough, and not close enough together.
+    #[error("{want} GPUs wanted {within}: {free} are free, not so many of them there")]
+    Apart {
+        /// Wanted.
+        want: GpuCount,
+        /// How close.
+        within: &'static str,
+        /// Free anywhere.
+        free: GpuCount,
+    },
     /// More GPUs than the tables hold.
     #[error("a node of {gpus} GPUs: more than {MAX} are not scored")]
     TooMany {
@@ -191,6 +201,16 @@ impl Tables {
         self.gpus == 0
     }
 
+    /// GPUs in service.
+    pub fn working(&self) -> GpuSet {
+        self.working
+    }
+
+    /// The model of a box that has one only; `Some(None)`: it is not known.
+    pub fn single_model(&self) -> Option<&Option<String>> {
+        self.models.keys().next().filter(|_| self.models.len() == 1)
+    }
+
     /// Bottleneck of the best ring through a set, MB/s.
     pub fn bottleneck(&self, set: GpuSet) -> u32 {
         at(&self.ring, set)
@@ -213,10 +233,12 @@ impl Tables {
         let of_model = |(model, set): (&Option<String>, &GpuSet)| {
             let named = want.model.as_ref().is_none_or(|m| model.as_ref() == Some(m));
             // What the job holds already has a model, too.
-            let same = want.beside.is_empty() || set.holds(want.beside) || want.separated;
+            let same = want.beside.is_empty() || set.holds(want.beside);
             (named && same).then_some(GpuSet(usable.0 & set.0))
         };
         let candidates: Vec<GpuSet> = self.models.iter().filter_map(of_model).collect();
+        // A lost card is nothing that remains for others.
+        let free = GpuSet(free.0 & self.working.0);
         let best = candidates
             .iter()
             .flat_map(|set| set.subsets(want.gpus))

@@ -203,6 +203,60 @@ fn the_smallest_cell_and_the_fullest() {
 }
 
 #[test]
+fn models_and_lost_cards_hold_between_nodes_too() {
+    let of = |model: &str| {
+        let mut t = cube();
+        t.gpus.iter_mut().for_each(|g| g.model = Some(model.into()));
+        t
+    };
+    let mut broken = of("b");
+    broken.gpus[3].lost = true;
+    let shapes = [of("a"), of("b"), broken].map(|t| Tables::new(&t).unwrap()).to_vec();
+    let nodes: Vec<(NodeName, usize)> =
+        [0, 0, 0, 1, 1, 2].iter().enumerate().map(|(i, s)| (NodeName(format!("n{i}")), *s)).collect();
+    let mut c = Cells::new(&Switches::default(), shapes, &nodes);
+    assert_eq!(c.free(5).len(), 7, "a lost card is never free");
+    let mut place = |gpus, model: Option<&str>| {
+        let request = Request { gpus, model: model.map(str::to_owned), scope: Scope::Any };
+        c.choose(&request).map(|p| p.nodes.iter().map(|(n, _)| *n).collect::<Vec<_>>())
+    };
+    assert_eq!(place(16, Some("b")), Ok(vec![3, 4]));
+    assert_eq!(place(24, None), Ok(vec![0, 1, 2]));
+    assert!(matches!(place(40, None), Err(NoPlace::Apart { want: 40, free: 47, .. })), "models are never mixed");
+    assert_eq!(place(0, None), Err(NoPlace::TooFew { want: 0, free: 47 }));
+}
+
+#[test]
+fn a_lost_card_breaks_its_pair_for_good() {
+    let mut t = node(4, &[], &[(0, 1, 2), (2, 3, 2)]);
+    t.gpus[3].lost = true;
+    assert_eq!(all(&t, 1), [2]);
+    let mut mixed = node(4, &[], &[(0, 1, 2), (2, 3, 2)]);
+    mixed.gpus.iter_mut().zip(["a", "b", "b", "a"]).for_each(|(g, m)| g.model = Some(m.into()));
+    let want = Want { beside: GpuSet(0b1), separated: true, ..Want::gpus(1) };
+    assert_eq!(Tables::new(&mixed).unwrap().choose(GpuSet(0b1110), &want).unwrap().set, GpuSet(0b1000));
+}
+
+#[test]
+fn narrow_before_whole() {
+    let mut c = cluster();
+    for n in 0..16 {
+        // Halves at the leaf of n0 to n3; one whole node at each other leaf.
+        c.set_free(
+            n,
+            GpuSet(if n < 4 {
+                0x0f
+            } else if n % 4 == 0 {
+                0xff
+            } else {
+                0
+            }),
+        );
+    }
+    assert_eq!(place(&mut c, 12, Scope::Any).map(|p| p.1), Ok(1), "three halves at one leaf, not across a spine");
+}
+
+#[test]
 fn pieces_where_no_node_is_whole() {
     let mut c = cluster();
     for n in 0..16 {
