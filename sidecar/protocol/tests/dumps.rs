@@ -128,6 +128,15 @@ fn our_own() {
     assert!(!none.not_found(), "none is not \"not found\"");
     let d = dump::read("NodeName=n1 Gres=gpu:2(S:0) State=IDLE+COMPLETING\n   Reason=a, b (c) [root@x]\n").unwrap();
     assert_eq!((d.nodes[0].gpus, d.nodes[0].usable(), d.nodes[0].reason.as_deref()), (2, 0, Some("a, b (c) [root@x]")));
+    let damaged = dump::read(&JOB.replace("a[1-2]", "a[1-")).unwrap();
+    assert!(damaged.jobs.is_empty() && damaged.unread[0].contains("job 7"), "it must not look as if it held nothing");
+    let short = dump::read(&JOB.replace("a[1-2]", "a1")).unwrap();
+    assert_eq!((short.jobs.len(), short.unread.len()), (0, 1));
+    let one_line = "JobId=9 JobState=RUNNING Nodes=a GRES=gpu:1(IDX:0) Nodes=b CPU_IDs=0-1 GRES=gpu:2(IDX:1-2)\n";
+    let d = dump::read(one_line).unwrap();
+    assert_eq!((d.jobs[0].id, d.jobs[0].gpus(), d.jobs[0].held[1].cpus), (9, 3, Some(2)));
+    let both = dump::read(&format!("NodeName=n1 Gres=gpu:2 State=IDLE*\n{one_line}")).unwrap();
+    assert_eq!((both.nodes.len(), both.jobs[0].id, both.nodes[0].schedulable()), (1, 9, false));
     let table = "JOBID     REASON    GRES\n1         Resources gpu:1\n2         ReqNodeNotgpu:1\n";
     assert_eq!(dump::read(table).unwrap_err().line, 3);
     assert!(dump::read("hello").unwrap_err().reason.contains("scontrol show job -d"));

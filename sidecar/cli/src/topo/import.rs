@@ -155,6 +155,7 @@ fn dump_words(file: &str, dump: &Dump) -> String {
         );
     }
     warn(&dump.errors, &mut out);
+    warn(&dump.unread, &mut out);
     if dump.skipped > 0 {
         let _ = writeln!(out, "Warning: {} lines could not be read", dump.skipped);
     }

@@ -80,7 +80,8 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Topology>, ConfError> {
         }
     }
     let raw: Vec<Raw> = serde_saphyr::from_str(text).map_err(|e| {
-        let line = e.location().map_or(0, |l| usize::try_from(l.line()).unwrap_or(0));
+        // YAML counts a lone carriage return as a line; nobody else does.
+        let line = e.location().map_or(0, |l| usize::try_from(l.line()).unwrap_or(0)).min(text.lines().count());
         ConfError::new(file, line, e.to_string().lines().next().unwrap_or_default().trim_end())
     })?;
     let mut reader = Reader { file, names: hostlist::MAX_NAMES };
@@ -200,5 +201,11 @@ mod tests {
             text += &format!("  y{i}: &b{i} [{}]\n", vec![format!("*b{}", i - 1); 10].join(", "));
         }
         assert!(parse("t.yaml", &text).is_err());
+    }
+
+    #[test]
+    fn carriage_returns_alone_are_refused() {
+        // Found by fuzzing.
+        assert!(parse("t.yaml", "\r\r-").unwrap_err().line <= 1);
     }
 }

@@ -29,8 +29,10 @@ fn document(value: &Value) -> Dump {
         let text = ["description", "error"].iter().filter_map(|k| e.get(*k)?.as_str()).collect::<Vec<_>>();
         if text.is_empty() { e.to_string() } else { text.join(": ") }
     };
+    let (jobs, unread): (Vec<_>, Vec<_>) = list("jobs").map(job).partition(Result::is_ok);
     Dump {
-        jobs: list("jobs").map(job).collect(),
+        unread: unread.into_iter().filter_map(Result::err).collect(),
+        jobs: jobs.into_iter().flatten().collect(),
         nodes: list("nodes").map(node).collect(),
         errors: list("errors").map(error).collect(),
         skipped: 0,
@@ -69,10 +71,16 @@ fn count(n: Option<u64>) -> GpuCount {
     n.and_then(|n| GpuCount::try_from(n).ok()).unwrap_or(1).max(1)
 }
 
-fn job(j: &Value) -> DumpJob {
-    let names = text(j, "nodes").and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();
+/// A job; `Err` says what of it cannot be read: it must not look as if it held nothing.
+fn job(j: &Value) -> Result<DumpJob, String> {
+    let id = number(j.get("job_id")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    let nodes = text(j, "nodes").unwrap_or_default();
+    let names = hostlist::expand(nodes).map_err(|e| format!("job {id}: nodes {nodes:?}: {e}"))?;
     let details: Vec<&str> =
         j.get("gres_detail").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    if !details.is_empty() && details.len() != names.len() {
+        return Err(format!("job {id}: {} nodes, and gres_detail of {}", names.len(), details.len()));
+    }
     let held = names.iter().zip(details).map(|(node, detail)| Held {
         node: node.clone(),
         gpus: gres::gpu_total(detail),
@@ -80,14 +88,14 @@ fn job(j: &Value) -> DumpJob {
         ..Held::default()
     });
     let held: Vec<Held> = held.filter(|h| h.gpus > 0).collect();
-    DumpJob {
-        id: number(j.get("job_id")).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+    Ok(DumpJob {
+        id,
         state: words(j.get("job_state").or_else(|| j.get("state"))),
         held: if held.is_empty() { accounted(j, &names) } else { held },
         wants: wants(j),
         time_limit_min: number(j.get("time_limit")).or_else(|| number(j.get("time")?.get("limit"))),
         reason: text(j, "state_reason").map(str::to_owned),
-    }
+    })
 }
 
 /// sacct's lists of TRES: `tres.allocated` with type gres, name gpu. They name no indexes.

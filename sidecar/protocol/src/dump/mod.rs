@@ -18,6 +18,8 @@ pub struct Dump {
     pub nodes: Vec<DumpNode>,
     /// Slurm's own errors: with these, an empty list is "not found", never "none".
     pub errors: Vec<String>,
+    /// Jobs that could not be read, and why: of them nothing may be concluded.
+    pub unread: Vec<String>,
     /// Lines that could not be read.
     pub skipped: usize,
 }
@@ -97,18 +99,19 @@ impl DumpJob {
 impl DumpNode {
     /// Whether Slurm starts jobs there.
     pub fn schedulable(&self) -> bool {
-        let bad = [
-            "DRAIN",
-            "DOWN",
-            "FAIL",
-            "NOT_RESPONDING",
-            "MAINT",
-            "REBOOT",
-            "POWERED_DOWN",
-            "POWERING_DOWN",
-            "PLANNED_DOWN",
+        const UP: [&str; 9] = [
+            "IDLE",
+            "MIXED",
+            "ALLOCATED",
+            "COMPLETING",
+            "PLANNED",
+            "CLOUD",
+            "DYNAMIC_NORM",
+            "DYNAMIC_FUTURE",
+            "POWERED_UP",
         ];
-        !self.state.iter().any(|s| bad.iter().any(|b| s.to_ascii_uppercase().starts_with(b)))
+        // What is not known to be good (DRAIN, DOWN, UNKNOWN, `IDLE*`: does not answer) is not.
+        !self.state.is_empty() && self.state.iter().all(|s| UP.contains(&s.to_ascii_uppercase().as_str()))
     }
 
     /// GPUs that a job could get now: none while the node drains, and none while it completes a job, whose processes may

@@ -55,39 +55,56 @@ pub fn read(text: &str) -> Result<Dump, DumpError> {
         return Err(DumpError::new(0, expected));
     }
     let mut dump = Dump::default();
+    let mut in_node = false;
     for line in text.lines() {
         let start = line.trim_start();
         if start.starts_with("JobId=") || start.starts_with("JOB_GRES=") && dump.jobs.is_empty() {
             dump.jobs.push(DumpJob::default());
+            in_node = false;
         } else if start.starts_with("NodeName=") {
             dump.nodes.push(DumpNode::default());
+            in_node = true;
         }
         match (dump.jobs.last_mut(), dump.nodes.last_mut()) {
-            (_, Some(node)) => of_node(line, node),
-            (Some(job), None) => of_job(line, job),
-            (None, None) => {}
+            (_, Some(node)) if in_node => of_node(line, node),
+            (Some(job), _) => of_job(line, job, &mut dump.unread),
+            _ => {}
         }
     }
     Ok(dump)
 }
 
-fn of_job(line: &str, job: &mut DumpJob) {
+fn of_job(line: &str, job: &mut DumpJob, unread: &mut Vec<String>) {
     if let Some(id) = value(line, "JobId").and_then(|t| t.parse().ok()) {
         job.id = id;
     }
     if let Some(state) = value(line, "JobState") {
         job.state = vec![state.to_owned()];
     }
-    // Several lines of this form: a node or a hostlist, its CPUs, memory and GRES.
-    let (Some(nodes), Some(gres)) = (value(line, "Nodes"), value(line, "GRES")) else { return };
+    // A part for each node or hostlist: on lines of their own, or (`-o`) all on one.
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let begins: Vec<usize> =
+        words.iter().enumerate().filter(|(_, w)| w.starts_with("Nodes=")).map(|(i, _)| i).collect();
+    for (n, begin) in begins.iter().enumerate() {
+        let end = begins.get(n + 1).copied().unwrap_or(words.len());
+        part(&words.get(*begin..end).unwrap_or_default().join(" "), job, unread);
+    }
+}
+
+fn part(text: &str, job: &mut DumpJob, unread: &mut Vec<String>) {
+    let (Some(nodes), Some(gres)) = (value(text, "Nodes"), value(text, "GRES")) else { return };
     let count = |t: &str| index_list::parse(t).ok().and_then(|all| u32::try_from(all.len()).ok());
-    for node in hostlist::expand(nodes).unwrap_or_default() {
+    let names = match hostlist::expand(nodes) {
+        Ok(names) => names,
+        Err(e) => return unread.push(format!("job {}: Nodes={nodes}: {e}", job.id)),
+    };
+    for node in names {
         job.held.push(Held {
             node,
             gpus: gres::gpu_total(gres),
             indexes: gres::gpu_indexes(gres),
-            cpus: value(line, "CPU_IDs").and_then(count),
-            memory_mib: value(line, "Mem").and_then(gres::size_mib),
+            cpus: value(text, "CPU_IDs").and_then(count),
+            memory_mib: value(text, "Mem").and_then(gres::size_mib),
         });
     }
 }
