@@ -33,7 +33,10 @@ fn j01_j06_only_gres_detail_tells() {
 #[test]
 fn j02_j05_j07_j16_what_is_held_and_wanted() {
     let Some(d) = case("json", "02") else { return };
-    assert_eq!(held(&d.unwrap()), [("ia1".to_owned(), 2, vec![0, 2])]);
+    let d = d.unwrap();
+    assert_eq!(held(&d), [("ia1".to_owned(), 2, vec![0, 2])]);
+    let kind = |name: &str, n| (Some(name.to_owned()), n);
+    assert_eq!(d.jobs[0].held[0].kinds, [kind("h100", 1), kind("h200", 1)]);
     let d = case("json", "05").unwrap().unwrap();
     assert_eq!((d.jobs[0].wants, d.jobs[0].gpus()), (Some(4), 4));
     let d = case("json", "07").unwrap().unwrap();
@@ -41,6 +44,7 @@ fn j02_j05_j07_j16_what_is_held_and_wanted() {
     assert_eq!((d.jobs[0].wants, d.jobs[0].gpus(), d.jobs[0].state.as_slice()), (Some(4), 0, &pending[..]));
     let d = case("json", "16").unwrap().unwrap();
     assert_eq!(held(&d), [("ia1".to_owned(), 2, vec![0, 1])]);
+    assert_eq!(d.jobs[0].held[0].kinds, [kind("h100", 2)]);
 }
 
 #[test]

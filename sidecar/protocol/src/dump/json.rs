@@ -1,6 +1,6 @@
 //! JSON of `--json` in any data_parser version, and one object a line.
 
-use super::{Dump, DumpError, DumpJob, DumpNode, Held};
+use super::{Dump, DumpError, DumpJob, DumpNode, Held, kinds};
 use pliant_model::{GpuCount, NodeName, gres, hostlist};
 use serde_json::Value;
 
@@ -84,6 +84,7 @@ fn job(j: &Value) -> Result<DumpJob, String> {
     let held = names.iter().zip(details).map(|(node, detail)| Held {
         node: node.clone(),
         gpus: gres::gpu_total(detail),
+        kinds: kinds(detail),
         indexes: gres::gpu_indexes(detail),
         ..Held::default()
     });

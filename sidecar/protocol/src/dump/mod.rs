@@ -48,6 +48,8 @@ pub struct Held {
     pub node: NodeName,
     /// GPUs.
     pub gpus: GpuCount,
+    /// GPUs by type; `None`: no type is named.
+    pub kinds: Vec<(Option<String>, GpuCount)>,
     /// GRES indexes, where Slurm says them.
     pub indexes: Vec<u32>,
     /// CPUs, where the text says them.
@@ -73,6 +75,11 @@ pub struct DumpNode {
     pub memory_used_mib: Option<u64>,
     /// Why it is drained or down.
     pub reason: Option<String>,
+}
+
+/// The GPUs of a GRES text by type; a type of which there are none is left out.
+fn kinds(gres: &str) -> Vec<(Option<String>, GpuCount)> {
+    pliant_model::gres::gpus(gres).into_iter().filter(|g| g.count > 0).map(|g| (g.kind, g.count)).collect()
 }
 
 impl Dump {

@@ -1,6 +1,6 @@
 //! Text of `scontrol show node` and `scontrol show job -d`.
 
-use super::{Dump, DumpError, DumpJob, DumpNode, Held};
+use super::{Dump, DumpError, DumpJob, DumpNode, Held, kinds};
 use pliant_model::conf::index_list;
 use pliant_model::{NodeName, gres, hostlist};
 
@@ -102,6 +102,7 @@ fn part(text: &str, job: &mut DumpJob, unread: &mut Vec<String>) {
         job.held.push(Held {
             node,
             gpus: gres::gpu_total(gres),
+            kinds: kinds(gres),
             indexes: gres::gpu_indexes(gres),
             cpus: value(text, "CPU_IDs").and_then(count),
             memory_mib: value(text, "Mem").and_then(gres::size_mib),
