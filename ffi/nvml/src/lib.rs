@@ -8,7 +8,8 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{
     NVML_GPU_FABRIC_STATE_COMPLETED, NVML_GPU_FABRIC_STATE_IN_PROGRESS, NVML_GPU_FABRIC_STATE_NOT_STARTED,
-    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+    NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN,
 };
@@ -34,6 +35,8 @@ pub enum FabricState {
     NotSupported,
     /// Not begun.
     NotStarted,
+    /// A state that a newer driver knows: not to be taken for ready.
+    Unknown,
     /// Under way.
     InProgress,
     /// Ended; [`FabricInfo::status`] says how.
@@ -45,7 +48,8 @@ fn state(code: u8) -> FabricState {
         NVML_GPU_FABRIC_STATE_NOT_STARTED => FabricState::NotStarted,
         NVML_GPU_FABRIC_STATE_IN_PROGRESS => FabricState::InProgress,
         NVML_GPU_FABRIC_STATE_COMPLETED => FabricState::Completed,
-        _ => FabricState::NotSupported,
+        NVML_GPU_FABRIC_STATE_NOT_SUPPORTED => FabricState::NotSupported,
+        _ => FabricState::Unknown,
     }
 }
 
@@ -70,7 +74,9 @@ pub fn fabric(nvml: &Nvml, device: &Device<'_>) -> Result<FabricInfo, NvmlError>
         })
     })();
     match newer {
-        Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::Unknown) => {
+        Err(
+            NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::InvalidArg | NvmlError::Unknown,
+        ) => {
             let call = nvml_sym(nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref())?;
             // SAFETY: plain data of numbers, for which all bits zero are valid.
             let mut info: nvmlGpuFabricInfo_t = unsafe { mem::zeroed() };

@@ -465,11 +465,12 @@ fn held_down(reasons: ThrottleReasons) -> Vec<String> {
 
 /// `None`: the GPU needs no fabric manager.
 fn fabric_of(f: &pliant_nvml::FabricInfo) -> Option<Fabric> {
-    use pliant_nvml::FabricState::{Completed, InProgress, NotStarted, NotSupported};
+    use pliant_nvml::FabricState::{Completed, InProgress, NotStarted, NotSupported, Unknown};
     let (ready, state) = match f.state {
         NotSupported => return None,
         NotStarted => (false, "not started".to_owned()),
         InProgress => (false, "in progress".to_owned()),
+        Unknown => (false, "unknown to this version".to_owned()),
         Completed if f.status == 0 => (true, "completed".to_owned()),
         Completed => (false, format!("ended with NVML error {}", f.status)),
     };
