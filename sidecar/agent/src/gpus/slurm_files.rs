@@ -2,7 +2,7 @@
 
 use super::identity::Named;
 use pliant_model::NodeName;
-use pliant_model::conf::gres_conf;
+use pliant_model::conf::{gres_conf, slurm_conf};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,11 @@ pub fn named(folder: Option<&Path>, node: &NodeName) -> Named {
         Ok(conf) => conf,
         Err(e) => return problem(e.to_string()),
     };
-    let devices = conf.gpus(node);
+    // Slurm numbers GPUs by the order of types in slurm.conf; without it that of gres.conf has to do.
+    let slurm = read(&folder.join("slurm.conf")).ok();
+    let slurm = slurm.and_then(|t| slurm_conf::parse("slurm.conf", &t, &mut |f| read(&folder.join(f))).ok());
+    let gres = slurm.as_ref().and_then(|s| s.node_line(node)).and_then(|l| l.gres());
+    let devices = gres.map_or_else(|| conf.gpus(node), |gres| conf.merged(node, gres));
     let minors = devices.iter().map(|d| minor(d.file.as_deref()?)).collect();
     let auto_detect = conf.auto_detect_of(node).is_some();
     Named { devices, minors, auto_detect, problems: conf.gaps }

@@ -38,9 +38,9 @@ pub struct ConfError {
 }
 
 impl ConfError {
-    /// At a line of a file.
+    /// At a line of a file. Control characters of the file, which a terminal would obey, do not reach the reason.
     pub fn new(file: &str, line: usize, reason: impl Into<String>) -> Self {
-        ConfError { file: file.to_owned(), line, reason: reason.into() }
+        ConfError { file: file.to_owned(), line, reason: reason.into().replace(char::is_control, " ") }
     }
 }
 

@@ -66,6 +66,12 @@ struct RawBlock {
 /// # Errors
 /// With file, line and reason.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Topology>, ConfError> {
+    // YAML counts a lone carriage return as a line; nobody else does.
+    let last = text.lines().count();
+    read(file, text).map_err(|e| ConfError { line: e.line.min(last), ..e })
+}
+
+fn read(file: &str, text: &str) -> Result<Vec<Topology>, ConfError> {
     if text.len() > MAX_TEXT {
         return Err(ConfError::new(file, 0, format!("longer than {MAX_TEXT} bytes")));
     }
@@ -80,8 +86,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Topology>, ConfError> {
         }
     }
     let raw: Vec<Raw> = serde_saphyr::from_str(text).map_err(|e| {
-        // YAML counts a lone carriage return as a line; nobody else does.
-        let line = e.location().map_or(0, |l| usize::try_from(l.line()).unwrap_or(0)).min(text.lines().count());
+        let line = e.location().map_or(0, |l| usize::try_from(l.line()).unwrap_or(0));
         ConfError::new(file, line, e.to_string().lines().next().unwrap_or_default().trim_end())
     })?;
     let mut reader = Reader { file, names: hostlist::MAX_NAMES };
@@ -186,6 +191,8 @@ mod tests {
                 "power",
             ),
             ("- topology: t\n  tree: {switches: [{switch: a, nodes: 'n[0-65535],m'}]}\n", 2, "more than 65536"),
+            ("- topology: \"a\\e[2J\\nb\"\n", 1, "topology a [2J b: exactly"),
+            ("\r\r- topology: t\n", 1, "exactly one"),
             ("a: b", 1, ""),
             ("- topology: [", 1, ""),
         ] {
