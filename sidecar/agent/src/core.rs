@@ -421,6 +421,30 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The GPUs of the node have changed.
+    pub fn gpus(&mut self, gpus: NodeGpus) -> Vec<Effect> {
+        self.hardware.gpus = Some(gpus);
+        self.hardware.changed();
+        self.hardware.tell(self.connected())
+    }
+
+    /// What they do.
+    pub fn samples(&mut self, samples: Vec<Sample>) -> Vec<Effect> {
+        self.hardware.samples = Some(samples);
+        self.hardware.tell(self.connected())
+    }
+
+    /// Something happened to one.
+    pub fn happened(&mut self, event: GpuEvent) -> Vec<Effect> {
+        self.hardware.events.push_back(event);
+        while self.hardware.events.len() > Hardware::EVENTS {
+            self.hardware.events.pop_front();
+        }
+        self.hardware.tell(self.connected())
+    }
+}
+
 /// Leaves the first `most` characters, and no memory for more.
 pub fn cut(text: &mut String, most: usize) {
     if let Some((end, _)) = text.char_indices().nth(most) {

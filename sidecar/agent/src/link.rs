@@ -1,6 +1,6 @@
 //! The connection to pliantd: TCP, the secure handshake, messages, and connecting again.
 
-use crate::shared::Shared;
+use crate::shared::{Shared, clock_ms};
 use anyhow::{Context as _, bail, ensure};
 use pliant_model::NodeName;
 use pliant_protocol::codec::{self, Decoder};
@@ -10,7 +10,7 @@ use pliant_protocol::{SOFTWARE, VERSION};
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -257,12 +257,6 @@ async fn uid_of(shared: &Shared, user: &str) -> anyhow::Result<u32> {
     let answer = shared.slurm.run("id", &["-u", "--", user]).await.map_err(anyhow::Error::msg)?;
     ensure!(answer.ok, "[daemon] user = {user:?}: no such account on this node");
     Ok(answer.out.trim().parse()?)
-}
-
-/// Milliseconds since the Unix epoch by this host's clock.
-fn clock_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Logs an error once; the same again only counts, until some time has passed or another one comes.

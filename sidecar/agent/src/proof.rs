@@ -88,21 +88,20 @@ impl Processes {
 
     /// When a process was started (in ticks since boot); tells a used-again pid from the old one.
     pub fn started(&self, pid: u32) -> Option<u64> {
-        // The name in parentheses may itself contain blanks and parentheses.
-        let stat = self.read(pid, "stat")?;
-        let (_, rest) = stat.rsplit_once(')')?;
-        rest.split_ascii_whitespace().nth(19)?.parse().ok()
+        Some(self.stat(pid)?.1)
     }
 
-    /// The state letter of a process; `None`: there is none.
-    pub fn state(&self, pid: u32) -> Option<char> {
+    /// The state letter of a process and when it was started (in ticks since boot); `None`: there is none.
+    pub fn stat(&self, pid: u32) -> Option<(char, u64)> {
+        // The name in parentheses may itself contain blanks and parentheses.
         let stat = self.read(pid, "stat")?;
-        stat.rsplit_once(')')?.1.trim_start().chars().next()
+        let mut rest = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        Some((rest.next()?.chars().next()?, rest.nth(18)?.parse().ok()?))
     }
 
     /// Whether a process runs (a zombie does not).
     pub fn alive(&self, pid: u32) -> bool {
-        self.state(pid).is_some_and(|s| !matches!(s, 'Z' | 'X'))
+        self.stat(pid).is_some_and(|(s, _)| !matches!(s, 'Z' | 'X'))
     }
 
     /// The effective uid of a process.

@@ -11,7 +11,7 @@ use pliant_protocol::local::FromAgent;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, mpsc};
 
 /// A connection as the rest sees it.
@@ -130,4 +130,10 @@ impl Shared {
             Effect::Send(..) | Effect::Close(_) | Effect::Daemon(_) => {}
         }
     }
+}
+
+/// Milliseconds since the Unix epoch by this host's clock.
+pub fn clock_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

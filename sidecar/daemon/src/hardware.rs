@@ -2,7 +2,6 @@
 
 use crate::answers::{Asker, sees};
 use crate::core::Core;
-use crate::core::gpus::Holders;
 use crate::view;
 use pliant_model::gpu::{Gpu, GpuEvent, Happening, Sample};
 use pliant_model::{JobId, NodeName, gres};
@@ -35,7 +34,6 @@ pub fn hardware(core: &Core, node: Option<&NodeName>) -> Reply {
 
 /// Answers `Request::Gpus`.
 pub fn gpus(core: &Core, asker: Asker) -> Reply {
-    let holders = Holders::of_view(&core.view);
     let mut all = vec![];
     for record in &core.view.nodes {
         let count = record.gres.as_deref().map_or(0, gres::gpu_total);
@@ -46,7 +44,7 @@ pub fn gpus(core: &Core, asker: Asker) -> Reply {
         // Cards that gres.conf does not name, where an agent sees some.
         let beyond = |g: &&Gpu| g.gres_index.is_none_or(|i| i >= count);
         rows.extend(known.iter().flat_map(|n| &n.gpus).filter(beyond).map(|g| (None, Some(g))));
-        let row = |(index, gpu)| Row { core, asker, holders: &holders, record, node: &node, index, gpu }.view();
+        let row = |(index, gpu)| Row { core, asker, record, node: &node, index, gpu }.view();
         all.extend(rows.into_iter().map(row));
     }
     let events = core.hardware.events.iter().rev().filter_map(|e| shown(core, asker, e)).take(EVENTS).collect();
@@ -71,7 +69,6 @@ fn owner(core: &Core, job: JobId) -> Option<u32> {
 struct Row<'a> {
     core: &'a Core,
     asker: Asker,
-    holders: &'a Holders,
     record: &'a NodeRecord,
     node: &'a NodeName,
     index: Option<u32>,
@@ -80,7 +77,7 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn view(&self) -> GpuView {
-        let holder = self.index.and_then(|i| self.holders.of(self.node, i));
+        let holder = self.index.and_then(|i| self.core.holders.of(self.node, i));
         let visible = holder.filter(|j| owner(self.core, *j).is_some_and(|uid| sees(self.asker, uid)));
         let base = visible.and_then(|j| self.core.view.jobs.get(&j)).and_then(view::mark).map(|m| m.base);
         let (state, reason) = self.state(holder);
@@ -119,7 +116,7 @@ impl Row<'_> {
             return (GpuState::Unavailable, "gres.conf does not name this device: Slurm gives it to nobody".into());
         };
         let used = self.record.gres_used.as_deref().map_or(0, gres::gpu_total);
-        if used > 0 && !self.holders.names(self.node) {
+        if used > 0 && !self.core.holders.names(self.node) {
             let why = "Slurm does not say which GPUs of the node are used (no File= in gres.conf)";
             return (GpuState::Unknown, why.into());
         }

@@ -270,14 +270,19 @@ fn slice_of(job: JobId, record: &JobRecord) -> Option<Slice> {
 /// GPUs that running jobs hold, by node.
 pub fn used_by_jobs(view: &SlurmView) -> BTreeMap<NodeName, GpuCount> {
     let mut used: BTreeMap<NodeName, GpuCount> = BTreeMap::new();
-    for job in view.jobs.values().filter(|j| holds(j) && !j.gres_detail.is_empty()) {
-        let nodes = job.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();
-        for (node, detail) in nodes.into_iter().zip(&job.gres_detail) {
-            let sum = used.entry(node).or_default();
-            *sum = sum.saturating_add(gres::gpu_total(detail));
-        }
+    for (_, node, detail) in gres_held(view) {
+        let sum = used.entry(node).or_default();
+        *sum = sum.saturating_add(gres::gpu_total(detail));
     }
     used
+}
+
+/// The GRES detail of every job that holds resources, node by node.
+pub fn gres_held(view: &SlurmView) -> impl Iterator<Item = (JobId, NodeName, &str)> {
+    view.jobs.iter().filter(|(_, j)| holds(j) && !j.gres_detail.is_empty()).flat_map(|(id, job)| {
+        let nodes = job.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();
+        nodes.into_iter().zip(&job.gres_detail).map(|(node, detail)| (*id, node, detail.as_str()))
+    })
 }
 
 /// Whether a job asks for GPUs.

@@ -143,6 +143,31 @@ pub struct Gpu {
     pub lost: Option<String>,
 }
 
+impl Gpu {
+    /// A card of which no more is known than where it is.
+    pub fn new(uuid: impl Into<String>, bus: BusId, nvml_index: u32) -> Gpu {
+        Gpu {
+            uuid: uuid.into(),
+            bus,
+            nvml_index,
+            minor: None,
+            gres_index: None,
+            gres_type: None,
+            model: None,
+            memory_mib: None,
+            mig: None,
+            instances: vec![],
+            compute_mode: None,
+            mps: None,
+            cpus: None,
+            numa: None,
+            nvlinks: vec![],
+            fabric: None,
+            lost: None,
+        }
+    }
+}
+
 /// A MIG instance (a compute instance that jobs can use).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigInstance {

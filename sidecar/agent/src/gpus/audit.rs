@@ -42,7 +42,7 @@ enum Kind {
 #[derive(Debug, Default)]
 pub struct Audit {
     /// Kind, GPU and process (0 where there is none); the value says what was told.
-    open: BTreeMap<(Kind, String, u32), Option<Happening>>,
+    open: BTreeMap<(Kind, String, u32), Happening>,
     /// Looks in a row in which something that was told is not there.
     quiet: BTreeMap<(Kind, String, u32), u32>,
     /// Looks in a row in state D.
@@ -104,11 +104,11 @@ impl Audit {
         });
         quiet.retain(|key, _| self.open.contains_key(key));
         for (key, what) in now {
-            let told = self.open.get(&key).and_then(Option::as_ref);
+            let told = self.open.get(&key);
             let again = matches!((&what, told), (Happening::Ecc { .. }, Some(t)) if *t != what);
             if told.is_none() || again {
                 news.push((key.1.clone(), what.clone()));
-                self.open.insert(key, Some(what));
+                self.open.insert(key, what);
             }
         }
         news

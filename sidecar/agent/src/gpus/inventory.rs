@@ -66,25 +66,8 @@ pub mod tests {
 
     /// A plain GPU.
     pub fn gpu(index: u32) -> Gpu {
-        Gpu {
-            uuid: format!("GPU-{index}"),
-            bus: format!("0000:{:02x}:00.0", index + 1).parse().unwrap(),
-            nvml_index: index,
-            minor: Some(index),
-            gres_index: None,
-            gres_type: None,
-            model: None,
-            memory_mib: None,
-            mig: None,
-            instances: vec![],
-            compute_mode: None,
-            mps: None,
-            cpus: None,
-            numa: None,
-            nvlinks: vec![],
-            fabric: None,
-            lost: None,
-        }
+        let bus = format!("0000:{:02x}:00.0", index + 1).parse().unwrap();
+        Gpu { minor: Some(index), ..Gpu::new(format!("GPU-{index}"), bus, index) }
     }
 
     fn look(indexes: &[u32]) -> Look {

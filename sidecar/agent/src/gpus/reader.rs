@@ -4,6 +4,7 @@
 //! support is not asked again until the next inventory; an error that repeats is logged once, with its count later.
 
 use super::inventory::{Look, merge};
+use crate::shared::clock_ms;
 use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -25,7 +26,7 @@ use pliant_nvml::LinkEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_ulong;
 use std::path::{Path as File, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Between two looks.
@@ -385,7 +386,7 @@ impl<'n> Reader<'n> {
             let base = self.slow.get(&bus).cloned().unwrap_or_default();
             all.push(Sample {
                 uuid,
-                at_ms: now_ms(),
+                at_ms: clock_ms(),
                 // NVML gives no utilisation of a GPU that is cut into instances.
                 utilisation: utilisation.map(|u| u.gpu).filter(|u| *u <= 100),
                 memory_used_mib: memory.map(|m| m.used >> 20),
@@ -485,10 +486,4 @@ fn bits(words: &[c_ulong]) -> Vec<u32> {
         (0..c_ulong::BITS).filter(move |b| bits & (1 << b) != 0).map(move |b| word * c_ulong::BITS + b)
     };
     (0u32..).zip(words).flat_map(of).collect()
-}
-
-/// Milliseconds since the Unix epoch.
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -3,11 +3,10 @@
 use super::audit::{Audit, Facts};
 use super::reader::{self, Seen};
 use super::{identity, slurm_files};
-use crate::core::Core;
-use crate::shared::Shared;
+use crate::shared::{Shared, clock_ms};
+use pliant_model::NodeName;
 use pliant_model::conf::index_list;
 use pliant_model::gpu::{BusId, GpuEvent, GpuId, Happening, NodeGpus, Sample, xid_by_user};
-use pliant_model::{JobId, NodeName};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,22 +25,13 @@ pub struct Watch {
     pub node: NodeName,
 }
 
-/// What does not change while a process lives.
-#[derive(Clone, Debug)]
-struct Process {
-    started: u64,
-    uid: u32,
-    job: Option<JobId>,
-    cpus: Vec<u32>,
-    gpus: Option<Vec<u32>>,
-}
-
 struct State {
     watch: Watch,
     boot_id: String,
     gpus: NodeGpus,
     audit: Audit,
-    processes: BTreeMap<u32, Process>,
+    /// When each process was started and what was found of it then: but for its state, looked up once.
+    processes: BTreeMap<u32, (u64, Facts)>,
     /// When samples were reported last, in seconds.
     reported: Option<u64>,
     /// Pids at the last report.
@@ -98,13 +88,8 @@ impl State {
         let Some(gpu) = self.gpus.by_uuid(uuid) else { return };
         let id = GpuId { node: self.watch.node.clone(), bus: gpu.bus.clone(), uuid: gpu.uuid.clone() };
         tracing::warn!(gpu = %id, index = gpu.gres_index, "{what}");
-        let event = GpuEvent {
-            at_ms: reader::now_ms(),
-            boot_id: self.boot_id.clone(),
-            gpu: id,
-            gres_index: gpu.gres_index,
-            what,
-        };
+        let event =
+            GpuEvent { at_ms: clock_ms(), boot_id: self.boot_id.clone(), gpu: id, gres_index: gpu.gres_index, what };
         shared.with(|core, _| core.happened(event));
     }
 
@@ -135,44 +120,19 @@ impl State {
     /// What /proc tells of a process; `None`: there is none.
     fn facts(&mut self, shared: &Shared, pid: u32) -> Option<Facts> {
         let of = &shared.processes;
-        let (state, started) = (of.state(pid)?, of.started(pid)?);
+        let (state, started) = of.stat(pid)?;
         if matches!(state, 'Z' | 'X') {
             return None;
         }
-        if self.processes.get(&pid).is_none_or(|p| p.started != started) {
+        if self.processes.get(&pid).is_none_or(|(at, _)| *at != started) {
             let uid = of.owner(pid)?;
             let job = of.job_of(pid, uid).ok().flatten().map(|(job, _)| job);
             let text = |name: &str| of.variable(pid, name).filter(|v| !v.is_empty());
             let gpus = text("SLURM_STEP_GPUS").or_else(|| text("SLURM_JOB_GPUS"));
             let gpus = gpus.and_then(|t| index_list::parse(&t).ok());
             let cpus = of.cpus(pid).unwrap_or_default();
-            self.processes.insert(pid, Process { started, uid, job, cpus, gpus });
+            self.processes.insert(pid, (started, Facts { uid, job, state, cpus, gpus }));
         }
-        let p = self.processes.get(&pid)?.clone();
-        Some(Facts { uid: p.uid, job: p.job, state, cpus: p.cpus, gpus: p.gpus })
-    }
-}
-
-impl Core {
-    /// The GPUs of the node have changed.
-    pub fn gpus(&mut self, gpus: NodeGpus) -> Vec<crate::core::Effect> {
-        self.hardware.gpus = Some(gpus);
-        self.hardware.changed();
-        self.hardware.tell(self.connected())
-    }
-
-    /// What they do.
-    pub fn samples(&mut self, samples: Vec<Sample>) -> Vec<crate::core::Effect> {
-        self.hardware.samples = Some(samples);
-        self.hardware.tell(self.connected())
-    }
-
-    /// Something happened to one.
-    pub fn happened(&mut self, event: GpuEvent) -> Vec<crate::core::Effect> {
-        self.hardware.events.push_back(event);
-        while self.hardware.events.len() > crate::core::Hardware::EVENTS {
-            self.hardware.events.pop_front();
-        }
-        self.hardware.tell(self.connected())
+        self.processes.get(&pid).map(|(_, facts)| Facts { state, ..facts.clone() })
     }
 }

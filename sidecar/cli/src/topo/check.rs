@@ -291,23 +291,12 @@ mod tests {
             (0..4).map(|link| NvLink { link, active: true, version: None, peer: LinkPeer::Gpu(bus(i ^ 1)) }).collect()
         };
         let gpu = |i: u32| Gpu {
-            uuid: format!("GPU-{i}"),
-            bus: bus(i),
-            nvml_index: i,
             minor: Some(i),
             gres_index: Some(i),
-            gres_type: None,
-            model: None,
-            memory_mib: None,
-            mig: None,
-            instances: vec![],
-            compute_mode: None,
-            mps: None,
             cpus: Some(if i < 2 { vec![0, 1, 2, 3, 8, 9, 10, 11] } else { vec![4, 5, 6, 7, 12, 13, 14, 15] }),
             numa: Some(i / 2),
             nvlinks: link(i),
-            fabric: None,
-            lost: None,
+            ..Gpu::new(format!("GPU-{i}"), bus(i), i)
         };
         let pair = |a: u32, b: u32| Pair { a, b, path: None, peer_access: None };
         let pairs = (0..4).flat_map(|a| (a + 1..4).map(move |b| pair(a, b))).collect();

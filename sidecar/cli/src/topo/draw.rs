@@ -4,7 +4,6 @@ use super::sources::Cluster;
 use pliant_model::conf::index_list;
 use pliant_model::topology::{Link, LinkKind, NodeTopology, Source, Switch};
 use pliant_model::{NodeName, hostlist};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// A link as `nvidia-smi topo -m` writes it; NVS stands for links that a switch shares.
@@ -134,12 +133,8 @@ fn branch(c: &Cluster, s: &Switch, depth: usize, out: &mut String) {
 
 /// Nodes that have the same stand on one line.
 fn nodes(c: &Cluster, all: &[NodeName], depth: usize, out: &mut String) {
-    let mut alike: BTreeMap<&str, Vec<&NodeName>> = BTreeMap::new();
-    for node in all {
-        alike.entry(c.nodes.get(node.as_str()).map_or("not in slurm.conf", String::as_str)).or_default().push(node);
-    }
-    for (what, nodes) in alike {
-        let _ = writeln!(out, "{:indent$}{} ({what})", "", hostlist::compress(nodes), indent = depth * 2);
+    for line in c.lines(all) {
+        let _ = writeln!(out, "{:indent$}{line}", "", indent = depth * 2);
     }
 }
 

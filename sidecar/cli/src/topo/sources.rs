@@ -5,7 +5,7 @@ use pliant_model::conf::gres_conf::{self, GresConf, Layout};
 use pliant_model::conf::slurm_conf::{self, SlurmConf};
 use pliant_model::conf::{topology_conf, topology_yaml};
 use pliant_model::topology::{NodeTopology, Source, Switches};
-use pliant_model::{NodeName, gres};
+use pliant_model::{NodeName, gres, hostlist};
 use pliant_protocol::admin::{NodeHardware, Reply, Request};
 use pliant_protocol::config::Config;
 use serde::Serialize;
@@ -39,6 +39,20 @@ pub struct Cluster {
     pub nodes: BTreeMap<String, String>,
     /// NVLink domains that span nodes: fabric and clique, and their nodes.
     pub domains: Vec<(String, Vec<NodeName>)>,
+}
+
+impl Cluster {
+    /// One line for the nodes that have the same: `n[0-3] (8 x NVIDIA A100)`.
+    pub fn lines(&self, nodes: &[NodeName]) -> Vec<String> {
+        let mut alike: BTreeMap<&str, Vec<&NodeName>> = BTreeMap::new();
+        for node in nodes {
+            alike
+                .entry(self.nodes.get(node.as_str()).map_or("not in slurm.conf", String::as_str))
+                .or_default()
+                .push(node);
+        }
+        alike.into_iter().map(|(what, nodes)| format!("{} ({what})", hostlist::compress(nodes))).collect()
+    }
 }
 
 /// Reads a file of at most [`MAX_FILE`] bytes.

@@ -2,9 +2,8 @@
 
 use super::draw::cell;
 use super::sources::Cluster;
+use pliant_model::NodeName;
 use pliant_model::topology::{LinkKind, NodeTopology};
-use pliant_model::{NodeName, hostlist};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 const BOX: usize = 84;
@@ -110,19 +109,12 @@ fn links(t: &NodeTopology, x: &[usize], width: usize, body: &mut String) {
 /// The cluster: a box for each leaf switch or block with its nodes.
 pub fn cluster(c: &Cluster) -> String {
     let mut boxes: Vec<(String, Vec<String>)> = vec![];
-    let words = |nodes: &[NodeName]| {
-        let mut alike: BTreeMap<&str, Vec<&NodeName>> = BTreeMap::new();
-        for n in nodes {
-            alike.entry(c.nodes.get(n.as_str()).map_or("not in slurm.conf", String::as_str)).or_default().push(n);
-        }
-        alike.into_iter().map(|(what, n)| format!("{} ({what})", hostlist::compress(n))).collect::<Vec<_>>()
-    };
     for leaf in c.switches.leaves() {
-        boxes.push((leaf.name.clone(), words(&leaf.nodes)));
+        boxes.push((leaf.name.clone(), c.lines(&leaf.nodes)));
     }
     if boxes.is_empty() {
         let all: Vec<NodeName> = c.nodes.keys().map(|n| NodeName(n.clone())).collect();
-        boxes.push(("nodes".into(), words(&all)));
+        boxes.push(("nodes".into(), c.lines(&all)));
     }
     let (mut body, mut y) = (String::new(), 36);
     for (name, lines) in boxes {

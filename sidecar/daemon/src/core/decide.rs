@@ -1,6 +1,5 @@
 //! One round: snapshot, decision, intent, order.
 
-use super::gpus::Holders;
 use super::{Core, ENFORCE_AFTER, Effect, Job, Now, RESIZE_EXPIRES, SERVED_FOR, Settings};
 use crate::journal::Resize;
 use crate::view;
@@ -26,7 +25,7 @@ impl Core {
         let jobs = self.jobs.iter().filter(|(id, j)| j.connected && owned(id, j));
         let lost = self.hardware.lost();
         let missing = self.hardware.missing();
-        let held = self.hardware.held(&Holders::of_view(&self.view));
+        let held = self.hardware.held(&self.holders);
         let known = view::Known {
             jobs: jobs.map(|(_, j)| registered(j, now, self.settings)).collect(),
             resizes: &self.resizes,

@@ -3,7 +3,7 @@
 use super::{Core, Now};
 use crate::view::{self, SlurmView};
 use pliant_model::gpu::{Gpu, GpuEvent, GpuId, Happening, NodeGpus, Process, Sample};
-use pliant_model::{GpuCount, JobId, NodeName, Reason, gres, hostlist};
+use pliant_model::{GpuCount, JobId, NodeName, Reason, gres};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Events kept for `pliant gpus`; the log has all.
@@ -57,9 +57,9 @@ impl Hardware {
             let job = p.job.map(|j| format!(" of job {j}")).unwrap_or_default();
             return Some(format!("process {}{job}{state} is still on it", p.pid));
         }
-        let orphaned = |e: &&GpuEvent| matches!(e.what, Happening::Orphaned { .. }) && e.gpu.uuid == gpu.uuid;
+        let orphaned = |e: &GpuEvent| matches!(e.what, Happening::Orphaned { .. }) && e.gpu.uuid == gpu.uuid;
         let memory = sample.memory_used_mib.filter(|m| *m > ORPHANED_MIB && sample.processes.is_some())?;
-        self.events.iter().rev().find(orphaned).map(|_| format!("{memory} MiB are held and no process owns them"))
+        self.events.iter().any(orphaned).then(|| format!("{memory} MiB are held and no process owns them"))
     }
 }
 
@@ -74,11 +74,8 @@ impl Holders {
     /// From Slurm's answer: every job that holds resources.
     pub fn of_view(view: &SlurmView) -> Holders {
         let mut all: BTreeMap<NodeName, BTreeMap<u32, JobId>> = BTreeMap::new();
-        for (id, job) in view.jobs.iter().filter(|(_, j)| view::holds(j) && !j.gres_detail.is_empty()) {
-            let nodes = job.nodes.as_deref().and_then(|n| hostlist::expand(n).ok()).unwrap_or_default();
-            for (node, detail) in nodes.into_iter().zip(&job.gres_detail) {
-                all.entry(node).or_default().extend(gres::gpu_indexes(detail).into_iter().map(|i| (i, *id)));
-            }
+        for (id, node, detail) in view::gres_held(view) {
+            all.entry(node).or_default().extend(gres::gpu_indexes(detail).into_iter().map(|i| (i, id)));
         }
         Holders(all)
     }
@@ -115,7 +112,7 @@ impl Core {
         }
         let index = event.gres_index.map_or_else(|| "-".to_owned(), |i| i.to_string());
         tracing::warn!(%node, gpu = %event.gpu.uuid, index, "{}", event.what);
-        let holder = event.gres_index.and_then(|i| Holders::of_view(&self.view).of(node, i));
+        let holder = event.gres_index.and_then(|i| self.holders.of(node, i));
         if let (Happening::Lost { .. }, Some(job)) = (&event.what, holder) {
             let base = self.view.jobs.get(&job).and_then(view::mark).map_or(job, |m| m.base);
             let gpu = event.gpu.clone();

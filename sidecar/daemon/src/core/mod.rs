@@ -153,6 +153,8 @@ pub struct Core {
     pub view_at: Option<(Seconds, Seconds)>,
     /// GPUs that its running jobs hold, by node: the same for every decision on this answer.
     used: BTreeMap<NodeName, u32>,
+    /// Which job has which GPU, from the same answer.
+    pub holders: gpus::Holders,
     /// Registered jobs.
     pub jobs: BTreeMap<JobId, Job>,
     /// Connected agents.
@@ -192,6 +194,7 @@ impl Core {
             view: SlurmView::default(),
             view_at: None,
             used: BTreeMap::new(),
+            holders: gpus::Holders::default(),
             jobs: BTreeMap::new(),
             agents: BTreeMap::new(),
             hardware: gpus::Hardware::default(),
@@ -223,6 +226,7 @@ impl Core {
     /// Slurm has answered; `asked` is when it was asked.
     pub fn on_view(&mut self, view: SlurmView, asked: Now, now: Now) {
         self.used = view::used_by_jobs(&view);
+        self.holders = gpus::Holders::of_view(&view);
         self.view = view;
         self.view_at = Some((asked.mono, asked.wall_ms / 1000));
         self.confirm(now);

@@ -8,25 +8,8 @@ use pliant_protocol::admin::{GpuState, GpuView, Reply, Request};
 const ROOT: Asker = Asker { uid: 0, privileged: true };
 
 fn gpu(index: u32) -> Gpu {
-    Gpu {
-        uuid: format!("GPU-{index}"),
-        bus: format!("0000:{index:02x}:00.0").parse().unwrap(),
-        nvml_index: index,
-        minor: Some(index),
-        gres_index: Some(index),
-        gres_type: None,
-        model: None,
-        memory_mib: None,
-        mig: None,
-        instances: vec![],
-        compute_mode: None,
-        mps: None,
-        cpus: None,
-        numa: None,
-        nvlinks: vec![],
-        fabric: None,
-        lost: None,
-    }
+    let bus = format!("0000:{index:02x}:00.0").parse().unwrap();
+    Gpu { minor: Some(index), gres_index: Some(index), ..Gpu::new(format!("GPU-{index}"), bus, index) }
 }
 
 fn gpus(count: u32) -> NodeGpus {
@@ -135,7 +118,7 @@ fn every_gpu_has_a_state_and_a_reason() {
     assert!(all[4].reason.contains("9000 MiB"), "{}", all[4].reason);
     assert_eq!(of(5), (GpuState::Idle, None, None), "the neighbours can be used");
     assert_eq!(of(8 + 2), (GpuState::Lent, Some(JobId(11)), Some(JobId(7))));
-    assert_eq!(core.hardware.held(&crate::core::gpus::Holders::of_view(&core.view)), [("n0".into(), 2)].into());
+    assert_eq!(core.hardware.held(&core.holders), [("n0".into(), 2)].into());
     let other = rows(&core, Asker { uid: 77, privileged: false });
     assert_eq!((other[0].state, other[0].job), (GpuState::Used, None), "whose job it is, is not told to others");
     assert_eq!(other[3].sample.as_ref().unwrap().processes, Some(vec![]));
