@@ -20,3 +20,9 @@
 )]
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+
+/// Slurm's internal headers, for the select plugin: bound to the exact release that this was built for.
+#[cfg(feature = "select")]
+pub mod select {
+    include!(concat!(env!("OUT_DIR"), "/select.rs"));
+}

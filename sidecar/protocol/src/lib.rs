@@ -8,10 +8,13 @@
 //! | [`admin`] | `pliant` <-> pliantd | Unix socket |
 //! | [`bridge`] | pliantd <-> pliant-slurm-bridge | stdin and stdout of the child |
 //!
-//! All are frames of the same kind ([`codec`]): a length and a JSON object.
+//! | [`board`] | pliantd <-> the select plugin inside slurmctld | two files on a tmpfs |
+//!
+//! All but the last are frames of the same kind ([`codec`]): a length and a JSON object.
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod board;
 pub mod bridge;
 pub mod codec;
 pub mod config;

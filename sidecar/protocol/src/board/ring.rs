@@ -1,0 +1,282 @@
+//! The event ring: slurmctld writes, pliantd reads.
+//!
+//! A record has a number and goes into the slot `number % slots`, over whatever lies there: the writer never waits and
+//! never looks at the reader. A slot is `number, length, sum, payload`, written in one call; the sum is seeded with the
+//! number and the ring's epoch. A reader that comes too late, or in the middle of a write, sees a wrong sum or another
+//! number, never a mixture. How many records it has missed follows from the numbers.
+
+use super::bytes::{Sum, u32_at, u64_at};
+use super::event::{Event, Told};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a slot.
+pub const SLOT: usize = 2048;
+/// Slots of a ring.
+pub const SLOTS: u64 = 4096;
+/// Bytes of the head of a slot.
+const HEAD: usize = 24;
+/// Bytes before the first slot.
+const HEADER: usize = 64;
+const MAGIC: u64 = u64::from_le_bytes(*b"PLIANTER");
+const LAYOUT: u64 = 1;
+
+/// Where a ring lies. A call may be seen in parts, in any order, by whoever reads meanwhile.
+pub trait Store {
+    /// Takes the next number.
+    fn claim(&self) -> u64;
+    /// Writes at an offset.
+    ///
+    /// # Errors
+    /// The system's.
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Reads at an offset.
+    ///
+    /// # Errors
+    /// The system's; the end of the file is one.
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()>;
+}
+
+/// A file, and the number of its next record.
+#[derive(Debug)]
+pub struct FileStore {
+    file: File,
+    next: AtomicU64,
+}
+
+impl Store for FileStore {
+    fn claim(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, at)
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at)
+    }
+}
+
+/// Size and identity of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    slots: u64,
+    slot: usize,
+    epoch: u64,
+}
+
+impl Layout {
+    fn offset(&self, number: u64) -> u64 {
+        to_u64(HEADER) + number % self.slots.max(1) * to_u64(self.slot)
+    }
+
+    fn sum(&self, number: u64, payload: &[u8]) -> u64 {
+        let mut sum = Sum::new(self.epoch ^ number.rotate_left(32));
+        sum.word(to_u64(payload.len()));
+        sum.bytes(payload);
+        sum.end()
+    }
+
+    fn header(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        let fields = [MAGIC, LAYOUT, self.slots, to_u64(self.slot), self.epoch];
+        let mut sum = Sum::new(MAGIC);
+        fields.iter().for_each(|f| sum.word(*f));
+        for (place, field) in out.chunks_mut(8).zip(fields.iter().chain([&sum.end()])) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        out
+    }
+
+    fn of_header(bytes: &[u8; HEADER]) -> Option<Layout> {
+        let field = |i: usize| u64_at(bytes, i * 8);
+        let layout =
+            Layout { slots: field(2)?, slot: usize::try_from(field(3)?).ok()?, epoch: field(4)? };
+        let sane = (1..=1 << 20).contains(&layout.slots) && (HEAD..=1 << 16).contains(&layout.slot);
+        (field(0)? == MAGIC && layout.header() == *bytes && sane).then_some(layout)
+    }
+}
+
+fn to_u64(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct RingWriter<S = FileStore> {
+    store: S,
+    layout: Layout,
+}
+
+impl RingWriter {
+    /// Begins a ring in a file of its own, whose space is there already. `epoch` tells it from the one before.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn begin(file: File, epoch: u64) -> io::Result<RingWriter> {
+        RingWriter::over(FileStore { file, next: AtomicU64::new(1) }, SLOTS, SLOT, epoch)
+    }
+
+    /// Bytes that the file must have.
+    pub fn size() -> u64 {
+        to_u64(HEADER) + SLOTS * to_u64(SLOT)
+    }
+}
+
+impl<S: Store> RingWriter<S> {
+    fn over(store: S, slots: u64, slot: usize, epoch: u64) -> io::Result<RingWriter<S>> {
+        let layout = Layout { slots, slot, epoch };
+        store.write(0, &layout.header())?;
+        Ok(RingWriter { store, layout })
+    }
+
+    /// Writes a payload. One that is too long for a slot is not written.
+    ///
+    /// # Errors
+    /// Too long, or the system's.
+    fn put(&self, payload: &[u8]) -> io::Result<u64> {
+        if payload.len() + HEAD > self.layout.slot {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let number = self.store.claim();
+        let mut slot = Vec::with_capacity(HEAD + payload.len());
+        slot.extend(number.to_le_bytes());
+        slot.extend(to_u64(payload.len()).to_le_bytes());
+        slot.extend(self.layout.sum(number, payload).to_le_bytes());
+        slot.extend(payload);
+        self.store.write(self.layout.offset(number), &slot)?;
+        Ok(number)
+    }
+
+    /// Tells an event. One that is too long is told as [`Event::Large`], whose job is then asked for.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn tell(&self, told: &Told<'_>) -> io::Result<()> {
+        let json = serde_json::to_vec(told).map_err(io::Error::other)?;
+        if json.len() + HEAD <= self.layout.slot {
+            return self.put(&json).map(drop);
+        }
+        let large = Told { ms: told.ms, event: &Event::Large { job: told.event.job().unwrap_or(0) } };
+        self.put(&serde_json::to_vec(&large).map_err(io::Error::other)?).map(drop)
+    }
+}
+
+/// What a reader finds.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Read<T> {
+    /// The next record.
+    Record(T),
+    /// So many records are lost: written over, or not to be read.
+    Gap(u64),
+    /// Nothing new.
+    Nothing,
+    /// Another slurmctld has begun the ring anew: all is unknown.
+    Anew,
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct RingReader<S = FileStore> {
+    store: S,
+    layout: Layout,
+    next: u64,
+    /// How often the next slot could not be read while a later one was there.
+    stuck: u32,
+}
+
+/// Looks at a slot that is being written before it is given up: its writer has died in between.
+const PATIENCE: u32 = 50;
+
+impl RingReader {
+    /// Opens a ring behind its last record.
+    ///
+    /// # Errors
+    /// The system's, and `InvalidData` where it is no ring of this layout.
+    pub fn open(file: File) -> io::Result<RingReader> {
+        RingReader::over(FileStore { file, next: AtomicU64::new(0) })
+    }
+}
+
+impl<S: Store> RingReader<S> {
+    fn over(store: S) -> io::Result<RingReader<S>> {
+        let layout = layout_of(&store)?;
+        let mut reader = RingReader { store, layout, next: 1, stuck: 0 };
+        let newest = (0..layout.slots).filter_map(|i| reader.number_in(i)).max();
+        reader.next = newest.map_or(1, |n| n.saturating_add(1));
+        Ok(reader)
+    }
+
+    /// The number in a slot, where the record in it is whole.
+    fn number_in(&self, slot: u64) -> Option<u64> {
+        self.slot(slot).map(|(number, _)| number)
+    }
+
+    fn slot(&self, number: u64) -> Option<(u64, Vec<u8>)> {
+        let mut bytes = vec![0; self.layout.slot];
+        self.store.read(self.layout.offset(number), &mut bytes).ok()?;
+        let found = u64_at(&bytes, 0)?;
+        let length = usize::try_from(u32_at(&bytes, 8)?).ok()?;
+        let payload = bytes.get(HEAD..HEAD.checked_add(length)?)?;
+        let whole = found > 0 && found % self.layout.slots == number % self.layout.slots;
+        (whole && u64_at(&bytes, 16)? == self.layout.sum(found, payload)).then(|| (found, payload.to_vec()))
+    }
+
+    /// The next payload.
+    fn take(&mut self) -> Read<Vec<u8>> {
+        match self.slot(self.next) {
+            Some((number, payload)) if number == self.next => {
+                self.next += 1;
+                self.stuck = 0;
+                Read::Record(payload)
+            }
+            // Written over: the oldest that is still there comes next.
+            Some((number, _)) if number > self.next => {
+                let oldest = (number + 1).saturating_sub(self.layout.slots).max(self.next + 1);
+                let lost = oldest - self.next;
+                self.next = oldest;
+                self.stuck = 0;
+                Read::Gap(lost)
+            }
+            _ => self.behind(),
+        }
+    }
+
+    /// The next slot has nothing new: either nothing was written, or its writer is at it, or the ring is another one.
+    fn behind(&mut self) -> Read<Vec<u8>> {
+        if layout_of(&self.store).is_ok_and(|now| now != self.layout) {
+            return Read::Anew;
+        }
+        let later = self.number_in(self.next + 1).is_some_and(|n| n > self.next);
+        self.stuck = if later { self.stuck + 1 } else { 0 };
+        if self.stuck < PATIENCE {
+            return Read::Nothing;
+        }
+        self.stuck = 0;
+        self.next += 1;
+        Read::Gap(1)
+    }
+
+    /// The next event.
+    pub fn read(&mut self) -> Read<super::event::Record> {
+        match self.take() {
+            // A record of another version is a loss like any other.
+            Read::Record(json) => serde_json::from_slice(&json).map_or(Read::Gap(1), Read::Record),
+            Read::Gap(n) => Read::Gap(n),
+            Read::Nothing => Read::Nothing,
+            Read::Anew => Read::Anew,
+        }
+    }
+}
+
+fn layout_of(store: &impl Store) -> io::Result<Layout> {
+    let mut header = [0; HEADER];
+    store.read(0, &mut header)?;
+    Layout::of_header(&header).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "is no event ring"))
+}
+
+#[cfg(test)]
+mod tests;
