@@ -63,15 +63,15 @@ const FUNCTIONS_SELECT: &[&str] = &[
     "slurm_list_for_each",
     "slurm_info",
     "slurm_error",
-    "running_in_slurmctld",
     "slurm_running_in_slurmctld",
 ];
 const TYPES_SELECT: &[&str] = &[
     "job_record",
     "job_details",
+    "job_details_t",
     "job_resources",
     "node_record",
-    "part_record",
+    "part_record_t",
     "gres_state",
     "gres_node_state",
     "gres_job_state",
@@ -79,6 +79,7 @@ const TYPES_SELECT: &[&str] = &[
 ];
 const VALUES_SELECT: &[&str] = &[
     "PLIANT_JOB_MAGIC",
+    "PLIANT_DETAILS_MAGIC",
     "PLIANT_SOURCE_VERSION",
     "NODE_MAGIC",
     "node_record_table_ptr",
@@ -124,6 +125,7 @@ fn generate() -> Result<(), String> {
     let bindings = run(builder, &include)?;
     announce_shape(&bindings);
     write("bindings.rs", &bindings)?;
+    println!("cargo:version={}", version_of(&bindings)?);
     if env::var_os("CARGO_FEATURE_SELECT").is_some() { generate_select(&version_of(&bindings)?) } else { Ok(()) }
 }
 
@@ -162,7 +164,10 @@ fn generate_select(version: &str) -> Result<(), String> {
             source.display()
         ));
     }
-    write("select.rs", &bindings)
+    // One name in every release for what changed its own.
+    let details = if bindings.contains("pub struct job_details_t") { "" } else { "pub type job_details_t = job_details;\n" };
+    let list = if bindings.contains("pub type List =") { "List" } else { "*mut list_t" };
+    write("select.rs", &format!("{bindings}\n{details}pub type pliant_list = {list};\n"))
 }
 
 fn builder(header: &str, include: &Path) -> bindgen::Builder {

@@ -15,6 +15,7 @@
 
 #ifdef JOB_MAGIC
 static const unsigned int PLIANT_JOB_MAGIC = JOB_MAGIC;
+static const unsigned int PLIANT_DETAILS_MAGIC = DETAILS_MAGIC;
 #else
 #error "slurmctld.h of this release has no JOB_MAGIC: the layout of job_record cannot be checked"
 #endif

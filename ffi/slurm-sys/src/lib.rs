@@ -18,6 +18,8 @@
     clippy::cast_sign_loss,
     clippy::cast_possible_wrap
 )]
+// The two runs of bindgen declare what both headers have, one with less known of its types.
+#![allow(clashing_extern_declarations)]
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 

@@ -35,8 +35,13 @@ impl Fence {
     /// Runs the body of the exported function `name`. Returns its value, or success where it panicked or where any call
     /// has panicked before.
     pub fn call(&self, name: &'static str, body: impl FnOnce() -> c_int) -> c_int {
+        self.guard(name, body).unwrap_or(SUCCESS)
+    }
+
+    /// Runs our part `name` of an exported function; `None` where it panicked or where any call has panicked before.
+    pub fn guard<R>(&self, name: &'static str, body: impl FnOnce() -> R) -> Option<R> {
         if self.tripped.load(Ordering::Relaxed) {
-            return SUCCESS;
+            return None;
         }
         self.hook.call_once(install_hook);
         let outer = INSIDE.replace(true);
@@ -46,12 +51,15 @@ impl Fence {
             body()
         }));
         INSIDE.set(outer);
-        result.unwrap_or_else(|payload| {
-            // A payload whose own drop panics would unwind into Slurm.
-            Box::leak(payload);
-            self.trip(name);
-            SUCCESS
-        })
+        match result {
+            Ok(value) => Some(value),
+            Err(payload) => {
+                // A payload whose own drop panics would unwind into Slurm.
+                Box::leak(payload);
+                self.trip(name);
+                None
+            }
+        }
     }
 
     fn trip(&self, name: &str) {
@@ -113,6 +121,14 @@ mod tests {
         let [line] = lines.as_slice() else { panic!("{lines:?}") };
         assert!(line.starts_with("pliant: second: internal error, plugin disabled in this process: two ("), "{line}");
         assert!(!line.contains('\n'));
+    }
+
+    #[test]
+    fn a_part_that_panics_gives_nothing() {
+        static FENCE: Fence = Fence::new(|_| ());
+        assert_eq!(FENCE.guard("a", || "x"), Some("x"));
+        assert_eq!(FENCE.guard("b", || -> u32 { panic!("b") }), None);
+        assert_eq!(FENCE.guard("a", || "x"), None);
     }
 
     #[test]

@@ -6,12 +6,15 @@
 //! | [`fence`] | exported functions of plugins: no panic crosses into Slurm |
 //! | [`spank`] | what a SPANK plugin asks of the process that loaded it |
 //! | [`process`] | environment and exit of the Slurm command that a plugin runs in |
+//! | `select` (feature) | slurmctld's own structures, for the select plugin |
 //! | `client` (feature) | libslurm calls; the program links libslurm itself |
 
 #[cfg(feature = "client")]
 pub mod client;
 pub mod fence;
 pub mod process;
+#[cfg(feature = "select")]
+pub mod select;
 pub mod spank;
 
 /// The Slurm release that this was built for, as Slurm writes it in `plugin_version`.

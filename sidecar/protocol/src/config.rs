@@ -20,6 +20,8 @@ pub struct Config {
     pub agent: Agent,
     /// Slurm and MUNGE.
     pub slurm: Slurm,
+    /// The select plugin, and what pliantd and it share.
+    pub select: Select,
     /// What users may ask for.
     pub elastic: Elastic,
 }
@@ -91,6 +93,31 @@ pub struct Slurm {
     pub munge_socket: PathBuf,
     /// slurm.conf; empty: Slurm's own default.
     pub conf: PathBuf,
+}
+
+/// `[select]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Select {
+    /// The plan board that pliantd writes; on a tmpfs.
+    pub board: PathBuf,
+    /// The event ring that slurmctld writes; on a tmpfs, in a folder of SlurmUser's that pliantd may read.
+    pub ring: PathBuf,
+    /// Seconds that an elastic job waits for its plan before Slurm places it by itself: 0 to 2.
+    pub hold: Seconds,
+    /// How many pending jobs, from the head of the queue, get a plan of their own.
+    pub depth: usize,
+}
+
+impl Default for Select {
+    fn default() -> Self {
+        Select {
+            board: "/run/pliant/plan.board".into(),
+            ring: "/run/pliant-select/events.ring".into(),
+            hold: 0,
+            depth: 200,
+        }
+    }
 }
 
 /// `[elastic]`
@@ -215,6 +242,9 @@ impl Config {
         if d.patience == 0 {
             return bad("daemon.patience", d.patience, "must be at least 1 second");
         }
+        if self.select.hold > 2 {
+            return bad("select.hold", self.select.hold, "must be 0 to 2 seconds");
+        }
         if self.elastic.grace > self.elastic.grace_max {
             return bad("elastic.grace", self.elastic.grace, "must not be above elastic.grace_max");
         }
@@ -265,5 +295,6 @@ mod tests {
         assert!(parse("[daemon]\npoll_interval = 0").unwrap_err().to_string().contains("daemon.poll_interval = 0"));
         assert!(parse("[daemon]\npoll_interval = \"x\"").unwrap_err().to_string().contains("line 2"));
         assert!(parse("[elastic]\ngrace = 700").is_err());
+        assert!(parse("[select]\nhold = 3").unwrap_err().to_string().contains("select.hold = 3: must be 0 to 2 seconds"));
     }
 }

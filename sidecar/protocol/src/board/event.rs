@@ -47,9 +47,15 @@ pub enum Event {
         fits: bool,
         /// What became of its plan, where there is one.
         outcome: Option<Outcome>,
-        /// Our part: thread CPU time in nanoseconds, and wall time; only while a bench measures.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        took: Option<(u64, u64)>,
+    },
+    /// Our part of a test, only while a bench measures.
+    Took {
+        /// The job.
+        job: u32,
+        /// CPU time of the thread, nanoseconds.
+        cpu_ns: u64,
+        /// Wall time, nanoseconds.
+        wall_ns: u64,
     },
     /// A job is about to start; the choice is verified.
     Begin {
@@ -115,6 +121,7 @@ impl Event {
         match self {
             Event::Seen { job, .. } => Some(job.job_id),
             Event::Test { job, .. }
+            | Event::Took { job, .. }
             | Event::Begin { job, .. }
             | Event::Start { job, .. }
             | Event::Resized { job }

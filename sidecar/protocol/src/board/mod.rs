@@ -9,6 +9,6 @@ mod plan;
 mod ring;
 
 pub use event::{Event, Outcome, Record, Told};
-pub use file::{FileError, Trusted};
-pub use plan::{Board, BoardReader, Class, Key, MAX_BOARD, Place, Plan, Shape, Signature, write as write_board};
-pub use ring::{Read, RingReader, RingWriter, SLOT, SLOTS, Store};
+pub use file::{FileError, Trusted, on_memory};
+pub use plan::{Board, BoardReader, Class, Key, MAX_BOARD, Place, PlaceRef, Plan, PlanRef, Shape, Signature, write};
+pub use ring::{Read, RingReader, RingWriter};

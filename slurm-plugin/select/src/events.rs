@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Our part of the calls other than a test: what happened is told to pliantd.
+
+use crate::state;
+use pliant_protocol::board::{Event, Outcome};
+use pliant_protocol::bridge::JobRecord;
+use slurm::select::job::Job;
+use slurm::select::node;
+use std::ffi::{c_int, c_void};
+
+/// The longest text of a job that is told, in bytes.
+const TEXT: usize = 256;
+
+/// The first sight of a job.
+pub fn seen(job: &Job<'_>) -> Event {
+    let (n, t) = (job.numbers(), job.texts());
+    let text = |s: &str| (!s.is_empty()).then(|| cut(s));
+    let record = JobRecord {
+        job_id: n.id,
+        array_job_id: n.array,
+        array_task_id: n.task,
+        het_job_id: n.het,
+        user_id: n.uid,
+        user_name: text(t.user),
+        name: text(t.name),
+        comment: text(t.comment),
+        account: text(t.account),
+        partition: text(t.partition),
+        reservation: text(t.reservation),
+        features: text(t.features),
+        state: "PENDING".into(),
+        priority: Some(n.priority),
+        submit_time: Some(n.submitted),
+        time_limit: n.time_limit,
+        num_nodes: Some(n.min_nodes),
+        max_nodes: n.max_nodes,
+        num_cpus: Some(n.min_cpus),
+        cpus_per_task: n.cpus_per_task,
+        num_tasks: n.tasks,
+        tres_req: text(t.tres_req),
+        tres_per_job: text(t.tres_per_job),
+        tres_per_node: text(t.tres_per_node),
+        tres_per_socket: text(t.tres_per_socket),
+        tres_per_task: text(t.tres_per_task),
+        cpus_per_tres: text(t.cpus_per_tres),
+        req_nodes: text(t.req_nodes),
+        exc_nodes: text(t.exc_nodes),
+        exclusive: n.exclusive,
+        batch: n.batch,
+        alloc_node: text(t.alloc_node),
+        restart_count: n.restarts,
+        requeue: n.requeue,
+        licenses: text(t.licenses),
+        ..JobRecord::default()
+    };
+    let env = job.spank_env().into_iter().filter(|e| e.contains("PLIANT_")).map(cut).collect();
+    Event::Seen { job: Box::new(record), env }
+}
+
+fn cut(text: &str) -> String {
+    let mut end = text.len().min(TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().to_owned()
+}
+
+/// An event about a job, made from its record.
+///
+/// # Safety
+/// `job` is slurmctld's own pointer of the call that is running.
+pub unsafe fn about(job: *mut c_void, event: impl FnOnce(&Job<'_>) -> Event) {
+    let Some(plugin) = state::plugin_for(job) else { return };
+    // SAFETY: the caller's promise; the layout was checked.
+    if let Some(job) = unsafe { Job::from_callback(job) } {
+        plugin.tell(&event(&job));
+    }
+}
+
+/// A job is about to start: is it what the plan said?
+///
+/// # Safety
+/// As [`about`].
+pub unsafe fn begin(job: *mut c_void) {
+    let Some(mut plugin) = state::plugin_for(job) else { return };
+    // SAFETY: as above.
+    let Some(job) = (unsafe { Job::from_callback(job) }) else { return };
+    let outcome = plugin.expected(job.id()).map(|expected| {
+        let other = |(n, wanted): &&(usize, u64)| job.selected(*n) != Some(*wanted);
+        match expected.place.iter().find(other) {
+            None => Outcome::Honoured,
+            Some((n, _)) => Outcome::Not(format!("the choice on {} has changed", node::name(*n).unwrap_or("?"))),
+        }
+    });
+    plugin.forget(job.id());
+    plugin.tell(&Event::Begin { job: job.id(), outcome });
+}
+
+/// A job has its resources.
+pub fn start(job: &Job<'_>) -> Event {
+    Event::Start {
+        job: job.id(),
+        nodes: job.nodes().to_owned(),
+        gpus: job.gres_detail().into_iter().map(str::to_owned).collect(),
+        cpus: job.numbers().total_cpus,
+    }
+}
+
+/// An event about no job.
+pub fn general(event: &Event) {
+    if let Some(plugin) = state::plugin() {
+        plugin.tell(event);
+    }
+}
+
+/// Whether a call went well.
+pub fn went_well(answer: c_int) -> bool {
+    answer == slurm::select::SUCCESS
+}
