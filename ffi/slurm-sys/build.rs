@@ -22,6 +22,7 @@ const FUNCTIONS_SPANK: &[&str] = &[
 const FUNCTIONS_CLIENT: &[&str] = &[
     "slurm_init",
     "slurm_load_jobs",
+    "slurm_load_job",
     "slurm_free_job_info_msg",
     "slurm_load_node",
     "slurm_free_node_info_msg",
@@ -82,8 +83,6 @@ const VALUES_SELECT: &[&str] = &[
     "PLIANT_DETAILS_MAGIC",
     "PLIANT_SOURCE_VERSION",
     "NODE_MAGIC",
-    "node_record_table_ptr",
-    "node_record_count",
     "slurm_conf",
     "NO_VAL",
     "NO_VAL16",
@@ -165,7 +164,8 @@ fn generate_select(version: &str) -> Result<(), String> {
         ));
     }
     // One name in every release for what changed its own.
-    let details = if bindings.contains("pub struct job_details_t") { "" } else { "pub type job_details_t = job_details;\n" };
+    let details =
+        if bindings.contains("pub struct job_details_t") { "" } else { "pub type job_details_t = job_details;\n" };
     let list = if bindings.contains("pub type List =") { "List" } else { "*mut list_t" };
     write("select.rs", &format!("{bindings}\n{details}pub type pliant_list = {list};\n"))
 }

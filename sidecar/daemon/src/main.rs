@@ -7,20 +7,26 @@
 mod admin;
 mod agents;
 mod answers;
+mod board;
 mod core;
 mod hardware;
 mod journal;
 mod resizes;
+mod ring;
 mod slurm;
 mod view;
 
+use crate::core::placing::Written;
 use crate::core::{Agent, Core, Effect, Now, Settings};
 use anyhow::Context as _;
 use clap::Parser;
-use pliant_model::NodeName;
+use pliant_model::{JobId, NodeName};
 use pliant_protocol::admin::{Reply, Request};
+use pliant_protocol::board::Record;
+use pliant_protocol::bridge::JobRecord;
 use pliant_protocol::config::Config;
 use pliant_protocol::peer::{FromAgent, ToAgent};
+use pliant_protocol::slurm_files::{self, SlurmFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
@@ -28,7 +34,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 /// The daemon beside slurmctld that makes GPU jobs elastic.
 #[derive(Debug, Parser)]
@@ -42,8 +48,16 @@ struct Arguments {
 /// Everything that the state can be told.
 #[derive(Debug)]
 enum Input {
-    /// Slurm has answered.
-    View { view: Box<view::SlurmView>, asked: Now },
+    /// Slurm has answered: about all jobs, or about nodes and these jobs only.
+    View { view: Box<view::SlurmView>, jobs: Option<BTreeMap<JobId, Option<JobRecord>>>, asked: Now },
+    /// The event ring is followed, or no longer.
+    Ring(bool),
+    /// Events of the ring are lost.
+    Gap(u64),
+    /// Events of the ring.
+    Events(Vec<Record>),
+    /// Slurm's files were read.
+    Written(Box<Written>),
     /// A slice was cancelled, or not.
     CancelDone { cancel: slurm::Cancel, failed: Option<String> },
     /// An agent has connected.
@@ -114,6 +128,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         patience: config.daemon.patience,
         stale_after: config.daemon.stale_after,
         grace_max: config.elastic.grace_max,
+        depth: config.select.depth,
     };
     let core = Core::new(settings, journal, random_id)?;
     let admin = admin::bind(&config.daemon.socket)?;
@@ -122,7 +137,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .with_context(|| format!("listen on daemon.listen {}", config.daemon.listen))?;
     let (inputs, mailbox) = mpsc::channel(1024);
     let (cancels, to_cancel) = mpsc::channel(256);
-    let soon = Arc::new(Notify::new());
+    let soon = Arc::new(slurm::Wanted::default());
     let me = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let munge = agents::Munge { socket: config.slurm.munge_socket.clone() };
     let port = slurm::Port {
@@ -133,6 +148,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tokio::spawn(admin::serve(admin, inputs.clone()));
     tokio::spawn(agents::listen(listener, munge, me, inputs.clone()));
     tokio::spawn(slurm::run(port, Arc::clone(&soon), to_cancel, inputs.clone()));
+    let (path, to) = (config.select.ring.clone(), inputs.clone());
+    std::thread::Builder::new().name("ring".into()).spawn(move || ring::run(&path, &to)).context("start a thread")?;
+    tokio::spawn(read_files(config.slurm.conf.clone(), inputs.clone()));
     tokio::spawn(watch_rights(config.slurm.conf.clone(), inputs.clone()));
     tokio::spawn(tick(inputs.clone()));
     tracing::info!("pliantd {} on {}", pliant_protocol::SOFTWARE, config.daemon.listen);
@@ -141,6 +159,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         connections: BTreeMap::new(),
         cancels,
         soon,
+        board: board::BoardFile::new(config.select.board.clone(), now().wall_ms),
         operator: None,
         since: now().wall_ms / 1000,
         inputs,
@@ -177,12 +196,27 @@ async fn watch_rights(conf: PathBuf, inputs: mpsc::Sender<Input>) {
     }
 }
 
+/// Reads Slurm's own files at the start and every ten minutes: gres.conf says what lies inside nodes without an agent.
+async fn read_files(conf: PathBuf, inputs: mpsc::Sender<Input>) {
+    loop {
+        let conf = conf.clone();
+        let read = move || Written::of_files(&SlurmFiles::read(&slurm_files::folder(&conf)));
+        if let Ok(written) = tokio::task::spawn_blocking(read).await
+            && inputs.send(Input::Written(Box::new(written))).await.is_err()
+        {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(600)).await;
+    }
+}
+
 struct Reactor {
     core: Core,
     /// Connected agents by connection: a node that connects anew replaces its old connection.
     connections: BTreeMap<u64, (NodeName, mpsc::Sender<ToAgent>)>,
     cancels: mpsc::Sender<slurm::Cancel>,
-    soon: Arc<Notify>,
+    soon: Arc<slurm::Wanted>,
+    board: board::BoardFile,
     operator: Option<bool>,
     since: u64,
     inputs: mpsc::Sender<Input>,
@@ -209,12 +243,20 @@ impl Reactor {
     fn take(&mut self, input: Input) {
         let now = now();
         match input {
-            Input::View { view, asked } => self.core.on_view(*view, asked, now),
+            Input::View { view, jobs: None, asked } => self.core.on_view(*view, asked, now),
+            Input::View { view, jobs: Some(jobs), asked } => self.core.on_look(*view, jobs, asked, now),
+            Input::Ring(following) => {
+                self.core.on_ring(following);
+                self.soon.follow(following);
+            }
+            Input::Gap(lost) => self.core.on_gap(lost),
+            Input::Events(records) => self.core.on_events(records, now),
+            Input::Written(written) => self.core.placer.read(*written),
             Input::CancelDone { cancel, failed: Some(why) } => {
                 tracing::info!(slice = cancel.slice.0, "not cancelled through Slurm ({why}), asking an agent");
                 self.core.cancel_by_agent(cancel.slice, cancel.base, cancel.reason);
             }
-            Input::CancelDone { .. } => self.soon.notify_one(),
+            Input::CancelDone { cancel, .. } => self.soon.ask(false, [cancel.slice].into()),
             Input::Agent { connection, node, agent, orders } => {
                 if self.connections.values().any(|(n, _)| *n == node) {
                     self.connections.retain(|_, (n, _)| *n != node);
@@ -257,7 +299,10 @@ impl Reactor {
             }
             Input::Name { uid, name } => drop(self.core.names.insert(uid, name)),
             Input::Operator(found) => self.operator = found,
-            Input::Tick => self.core.tick(now),
+            Input::Tick => {
+                self.core.tick(now);
+                self.board.renew(now.wall_ms);
+            }
         }
     }
 
@@ -293,7 +338,11 @@ impl Reactor {
                     }
                 }
             }
-            Effect::PollSoon => self.soon.notify_one(),
+            Effect::PollSoon => {
+                let (all, jobs) = self.core.take_asks();
+                self.soon.ask(all, jobs);
+            }
+            Effect::Plans(board) => self.board.publish(&board, now().wall_ms),
         }
     }
 }

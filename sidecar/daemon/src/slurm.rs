@@ -5,12 +5,12 @@ use crate::view::{SlurmView, by_node};
 use crate::{Input, now};
 use anyhow::{Context as _, bail, ensure};
 use pliant_model::{JobId, NodeName, Reason, Seconds};
-use pliant_protocol::bridge::{Answer, Ask, Reply, Request};
+use pliant_protocol::bridge::{Answer, Ask, JobRecord, Reply, Request};
 use pliant_protocol::codec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -21,10 +21,59 @@ use tokio::time::{Instant, sleep, timeout};
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Least time between two looks, whoever asks.
 const LEAST_GAP: Duration = Duration::from_millis(500);
+/// How long a full listing of jobs is good for, while the select plugin's events are followed.
+const LIST_EVERY: Duration = Duration::from_secs(180);
+/// Above so many single jobs a listing is cheaper for slurmctld.
+const SINGLE: usize = 32;
 /// How long an answer about partitions is used.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(60);
 /// Longest wait between two attempts.
 const MAX_BACK_OFF: Duration = Duration::from_secs(60);
+
+/// What Slurm is to be asked, from the reactor to the port.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    soon: Notify,
+    what: Mutex<What>,
+}
+
+#[derive(Debug, Default)]
+struct What {
+    /// Whether events are followed: then jobs are asked for one by one.
+    following: bool,
+    all: bool,
+    jobs: BTreeSet<JobId>,
+}
+
+impl Wanted {
+    /// Asks soon.
+    pub fn ask(&self, all: bool, jobs: BTreeSet<JobId>) {
+        let mut what = self.what();
+        what.all |= all;
+        what.jobs.extend(jobs);
+        drop(what);
+        self.soon.notify_one();
+    }
+
+    /// Events are followed, or no longer.
+    pub fn follow(&self, following: bool) {
+        let mut what = self.what();
+        (what.following, what.all) = (following, true);
+    }
+
+    /// What is to be asked now; `None`: all jobs.
+    fn take(&self, listed: Duration) -> Option<BTreeSet<JobId>> {
+        let mut what = self.what();
+        let jobs = std::mem::take(&mut what.jobs);
+        let all = std::mem::take(&mut what.all);
+        let single = what.following && !all && listed < LIST_EVERY && jobs.len() <= SINGLE;
+        single.then_some(jobs)
+    }
+
+    fn what(&self) -> MutexGuard<'_, What> {
+        self.what.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A slice to cancel.
 #[derive(Debug)]
@@ -48,6 +97,8 @@ pub struct Port {
     pub interval: Seconds,
 }
 
+/// Slurm's answer, and the single jobs that were asked for instead of all.
+type Look = (SlurmView, Option<BTreeMap<JobId, Option<JobRecord>>>);
 /// Names of partitions by node, and PriorityTier by partition.
 type Partitions = (BTreeMap<NodeName, Vec<String>>, BTreeMap<String, u16>);
 
@@ -108,18 +159,33 @@ impl Bridge {
         Ok(found)
     }
 
-    /// Nodes first, then jobs: what starts in between is then counted twice rather than not at all.
-    async fn look(&mut self) -> anyhow::Result<SlurmView> {
+    /// Nodes first, then jobs: what starts in between is then counted twice rather than not at all. `only`: these jobs,
+    /// of which Slurm may not know all.
+    async fn look(&mut self, only: Option<&BTreeSet<JobId>>) -> anyhow::Result<Look> {
         let nodes = match self.ask(Ask::Nodes).await? {
             Answer::Nodes { nodes, .. } => nodes,
             other => bail!("nodes: {}", refusal(&other)),
         };
-        let jobs = match self.ask(Ask::Jobs).await? {
-            Answer::Jobs { jobs, .. } => jobs,
-            other => bail!("jobs: {}", refusal(&other)),
-        };
+        let mut single = None;
+        let mut jobs = BTreeMap::new();
+        if let Some(only) = only {
+            let mut found = BTreeMap::new();
+            for id in only {
+                found.insert(*id, self.jobs(Ask::Job { job: id.0 }).await?.into_iter().next());
+            }
+            single = Some(found);
+        } else {
+            jobs = self.jobs(Ask::Jobs).await?.into_iter().map(|j| (JobId(j.job_id), j)).collect();
+        }
         let (partitions, tiers) = self.partitions().await?;
-        Ok(SlurmView { partitions, tiers, jobs: jobs.into_iter().map(|j| (JobId(j.job_id), j)).collect(), nodes })
+        Ok((SlurmView { partitions, tiers, jobs, nodes }, single))
+    }
+
+    async fn jobs(&mut self, ask: Ask) -> anyhow::Result<Vec<JobRecord>> {
+        match self.ask(ask).await? {
+            Answer::Jobs { jobs, .. } => Ok(jobs),
+            other => bail!("jobs: {}", refusal(&other)),
+        }
     }
 }
 
@@ -131,11 +197,12 @@ fn refusal(answer: &Answer) -> String {
 }
 
 /// Runs the port for ever: looks every interval and when `soon` is notified, and cancels what is asked for.
-pub async fn run(port: Port, soon: Arc<Notify>, mut cancels: mpsc::Receiver<Cancel>, inputs: mpsc::Sender<Input>) {
+pub async fn run(port: Port, wanted: Arc<Wanted>, mut cancels: mpsc::Receiver<Cancel>, inputs: mpsc::Sender<Input>) {
     let interval = Duration::from_secs(port.interval);
     let mut bridge: Option<Bridge> = None;
     let mut failures = 0u32;
     let mut last = Instant::now() - interval;
+    let mut listed: Option<Instant> = None;
     loop {
         let wait = match failures {
             0 => interval,
@@ -143,7 +210,7 @@ pub async fn run(port: Port, soon: Arc<Notify>, mut cancels: mpsc::Receiver<Canc
         };
         tokio::select! {
             () = sleep(wait.saturating_sub(last.elapsed())) => {}
-            () = soon.notified(), if failures == 0 => sleep(LEAST_GAP.saturating_sub(last.elapsed())).await,
+            () = wanted.soon.notified(), if failures == 0 => sleep(LEAST_GAP.saturating_sub(last.elapsed())).await,
             cancel = cancels.recv() => {
                 let Some(cancel) = cancel else { return };
                 let result = end(&port, &mut bridge, &cancel).await;
@@ -156,13 +223,17 @@ pub async fn run(port: Port, soon: Arc<Notify>, mut cancels: mpsc::Receiver<Canc
         }
         last = Instant::now();
         let asked = now();
-        match look(&port, &mut bridge).await {
-            Ok(view) => {
+        let only = wanted.take(listed.map_or(LIST_EVERY, |at| at.elapsed()));
+        match look(&port, &mut bridge, only.as_ref()).await {
+            Ok((view, jobs)) => {
+                if jobs.is_none() {
+                    listed = Some(last);
+                }
                 if failures > 0 {
                     tracing::info!("Slurm answers again");
                 }
                 failures = 0;
-                if inputs.send(Input::View { view: Box::new(view), asked }).await.is_err() {
+                if inputs.send(Input::View { view: Box::new(view), jobs, asked }).await.is_err() {
                     return;
                 }
             }
@@ -172,13 +243,14 @@ pub async fn run(port: Port, soon: Arc<Notify>, mut cancels: mpsc::Receiver<Canc
                 }
                 failures = failures.saturating_add(1);
                 bridge = None;
+                listed = None;
             }
         }
     }
 }
 
-async fn look(port: &Port, bridge: &mut Option<Bridge>) -> anyhow::Result<SlurmView> {
-    opened(port, bridge)?.look().await
+async fn look(port: &Port, bridge: &mut Option<Bridge>, only: Option<&BTreeSet<JobId>>) -> anyhow::Result<Look> {
+    opened(port, bridge)?.look(only).await
 }
 
 fn opened<'a>(port: &Port, bridge: &'a mut Option<Bridge>) -> anyhow::Result<&'a mut Bridge> {

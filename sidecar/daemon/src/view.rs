@@ -315,7 +315,8 @@ fn pending(job: &JobRecord, view: &SlurmView, known: &Known<'_>) -> Option<Pendi
     })
 }
 
-fn demand(job: &JobRecord) -> Demand {
+/// What a job asks for.
+pub fn demand(job: &JobRecord) -> Demand {
     let count = |text: &Option<String>| text.as_deref().and_then(gres::tres_gpus);
     let nodes_min = job.num_nodes.unwrap_or(1).max(1);
     let per_task = count(&job.tres_per_task).map(|n| n.saturating_mul(job.num_tasks.unwrap_or(1).max(1)));

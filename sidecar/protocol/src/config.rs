@@ -295,6 +295,8 @@ mod tests {
         assert!(parse("[daemon]\npoll_interval = 0").unwrap_err().to_string().contains("daemon.poll_interval = 0"));
         assert!(parse("[daemon]\npoll_interval = \"x\"").unwrap_err().to_string().contains("line 2"));
         assert!(parse("[elastic]\ngrace = 700").is_err());
-        assert!(parse("[select]\nhold = 3").unwrap_err().to_string().contains("select.hold = 3: must be 0 to 2 seconds"));
+        assert!(
+            parse("[select]\nhold = 3").unwrap_err().to_string().contains("select.hold = 3: must be 0 to 2 seconds")
+        );
     }
 }

@@ -26,6 +26,7 @@ pub mod options;
 pub mod peer;
 #[cfg(feature = "secure")]
 pub mod secure;
+pub mod slurm_files;
 pub mod step;
 
 /// Version of all message sets. A peer of another major version is refused with both versions named.

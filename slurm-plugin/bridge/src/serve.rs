@@ -19,6 +19,15 @@ fn serve(client: &Client, ask: Ask) -> Result<Answer, ClientError> {
             let jobs = client.jobs()?;
             Answer::Jobs { as_of: jobs.as_of(), jobs: jobs.iter().map(|job| records::job(&job)).collect() }
         }
+        Ask::Job { job: id } => match client.job(id) {
+            Ok(jobs) => Answer::Jobs {
+                as_of: jobs.as_of(),
+                // An array's record brings its tasks with it.
+                jobs: jobs.iter().map(|job| records::job(&job)).filter(|job| job.job_id == id).collect(),
+            },
+            Err(error) if error.is_unknown_job() => Answer::Jobs { as_of: 0, jobs: vec![] },
+            Err(error) => return Err(error),
+        },
         Ask::Nodes => {
             let nodes = client.nodes()?;
             Answer::Nodes {

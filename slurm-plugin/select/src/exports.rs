@@ -145,7 +145,6 @@ macro_rules! exports {
     };
 }
 
-
 exports! {
     // Before 25.05 the plugin is also asked for what is saved and sent; nothing of it is ours.
     #[cfg(before_2505)]
@@ -261,8 +260,8 @@ pub unsafe extern "C" fn select_p_job_test(
 ) -> c_int {
     static FOUND: OnceLock<Option<Test>> = OnceLock::new();
     // SAFETY: the stock plugin's function of that name has that type in this release.
-    let found = *FOUND
-        .get_or_init(|| unsafe { std::mem::transmute::<Ptr, Option<Test>>(stock_symbol("select_p_job_test")) });
+    let found =
+        *FOUND.get_or_init(|| unsafe { std::mem::transmute::<Ptr, Option<Test>>(stock_symbol("select_p_job_test")) });
     let Some(stock) = found else { return ERROR };
     // SAFETY: with Slurm's own arguments.
     let stock = || unsafe {

@@ -111,12 +111,12 @@ pub unsafe fn job_test(
     let answer = stock();
     match fence.guard(AFTER, || verdict(&mut attempt, answer)) {
         Some(Verdict::Done) => {
-            drop(fence.guard(NAME, || finish(attempt, answer)));
+            fence.guard(NAME, || finish(attempt, answer));
             answer
         }
         Some(Verdict::Again) => {
             let answer = stock();
-            drop(fence.guard(NAME, || finish(attempt, answer)));
+            fence.guard(NAME, || finish(attempt, answer));
             answer
         }
         // A panic: what was narrowed is offered whole, once.
@@ -200,7 +200,8 @@ impl Attempt<'_> {
         };
         let hard = plan.hard && plan.until_ms <= now.saturating_add(HARD_MS);
         let names = names(plugin, &plan);
-        let places = names.into_iter().map(|place| place.into_iter().map(|(n, g)| Some((plugin.node(&n)?, g))).collect());
+        let places =
+            names.into_iter().map(|place| place.into_iter().map(|(n, g)| Some((plugin.node(&n)?, g))).collect());
         Some((hard, places.map(|p: Option<Place>| p.unwrap_or_default()).collect()))
     }
 
@@ -282,7 +283,8 @@ impl Attempt<'_> {
             return;
         }
         let Some((true, places)) = self.find(plugin, &request, now) else { return };
-        let nodes: Vec<usize> = places.into_iter().flatten().map(|(n, _)| n).filter(|n| self.nodes.offers(*n)).collect();
+        let nodes: Vec<usize> =
+            places.into_iter().flatten().map(|(n, _)| n).filter(|n| self.nodes.offers(*n)).collect();
         if !nodes.is_empty() {
             self.nodes.narrow(&nodes);
             self.place = Some(vec![]);

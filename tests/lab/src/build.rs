@@ -39,6 +39,7 @@ impl Default for Builder {
                 accounting: false,
                 cgroups: false,
                 pliant: true,
+                select: true,
                 poll_interval: 10.0,
                 preemption: None,
                 conf: Vec::new(),
@@ -99,6 +100,12 @@ impl Builder {
     /// The plugin, pliantd and the agents (default: on).
     pub fn pliant(mut self, on: bool) -> Self {
         self.spec.pliant = on;
+        self
+    }
+
+    /// The select plugin in front of Slurm's own (default: on where it is built and the lab has Pliant).
+    pub fn select(mut self, on: bool) -> Self {
+        self.spec.select = on;
         self
     }
 
@@ -185,6 +192,7 @@ impl Builder {
         if self.spec.cgroups {
             cgroups::check()?;
         }
+        self.spec.select &= self.spec.pliant;
         users::ensure()?;
         self.spec.target = target_dir()?;
         self.spec.host = fs::read_to_string("/proc/sys/kernel/hostname")
@@ -309,6 +317,15 @@ fn make_dirs(spec: &Spec) -> Result<()> {
         make(rel, owner, mode)?;
     }
     make("gpus", None, 0o755)?;
+    make("plugins", None, 0o755)?;
+    for (folder, owner, mode) in [("pliant", &pliant, 0o755), ("select", &slurm, 0o2750)] {
+        let path = spec.memory().join(folder);
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        // The ring's folder is SlurmUser's, and its group may read what lies in it.
+        chown(&path, Some(owner.uid), Some(pliant.gid)).with_context(|| format!("chown {}", path.display()))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+            .with_context(|| format!("chmod {}", path.display()))?;
+    }
     for node in spec.node_names() {
         make(&format!("spool/{node}"), None, 0o755)?;
         make(&format!("run/{node}"), None, 0o755)?;
@@ -336,6 +353,13 @@ pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
         services::install(&spec.target.join(name), &spec.path("bin").join(name))?;
     }
     services::install(&spec.target.join("libspank_pliant.so"), &spec.path("lib/spank_pliant.so"))?;
+    if spec.select {
+        let built = spec.target.join("libselect_pliant.so");
+        if !built.is_file() {
+            bail!("{} is not built: run `cargo build --workspace`, or start the lab without it", built.display());
+        }
+        services::install(&built, &spec.path("plugins/select_cons_tres.so"))?;
+    }
     if let Some(scenario) = &spec.scenario {
         install_scenario(spec, scenario)?;
     }

@@ -1,6 +1,7 @@
 //! The texts of the configuration files.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
 
 use crate::accounts::DATABASE;
 use crate::spec::{PLIANT_USER, SLURM_USER, Spec};
@@ -72,6 +73,10 @@ pub fn slurm_conf(spec: &Spec) -> Result<String> {
         keys.set("PreemptType", "preempt/partition_prio");
         keys.set("PreemptMode", "CANCEL");
     }
+    if spec.select {
+        // The empty directory of a host without the plugin does no harm; that of Slurm itself comes second.
+        keys.set("PluginDir", format!("{dir}/plugins:{}", plugin_dir()?.display()));
+    }
     let mut extra = Vec::new();
     for line in &spec.conf {
         let Some((key, value)) = line.split_once('=') else {
@@ -94,6 +99,14 @@ pub fn slurm_conf(spec: &Spec) -> Result<String> {
         text.push_str(&format!("{line}\n"));
     }
     Ok(text)
+}
+
+/// Slurm's own plugin directory, where a distribution has it.
+pub fn plugin_dir() -> Result<PathBuf> {
+    let roots = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let dirs = roots.iter().flat_map(|root| ["slurm-wlm", "slurm"].map(|name| Path::new(root).join(name)));
+    let found = dirs.into_iter().find(|dir| dir.join("select_cons_tres.so").is_file());
+    found.with_context(|| format!("no select_cons_tres.so of Slurm below {}", roots.join(", ")))
 }
 
 fn node_line(spec: &Spec) -> String {
@@ -215,6 +228,8 @@ pub fn pliant_toml(spec: &Spec) -> Result<String> {
         ("agent", "nvml", quote(format!("{dir}/lib/libnvidia-ml.so.1"))),
         ("slurm", "munge_socket", quote(format!("{dir}/munge/munge.sock"))),
         ("slurm", "conf", quote(format!("{dir}/etc/slurm.conf"))),
+        ("select", "board", quote(spec.board().display().to_string())),
+        ("select", "ring", quote(spec.ring().display().to_string())),
         ("elastic", "grace", "60".to_owned()),
         ("elastic", "grace_max", "600".to_owned()),
     ] {

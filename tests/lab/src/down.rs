@@ -40,6 +40,7 @@ pub fn down(dir: &Path) -> Result<()> {
         if !spec.devices.starts_with(dir) && spec.devices.starts_with("/dev") {
             let _ = fs::remove_dir_all(&spec.devices);
         }
+        let _ = fs::remove_dir_all(spec.memory());
     }
     remove_dir(dir)?;
     ports::release(dir);

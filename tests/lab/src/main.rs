@@ -109,6 +109,9 @@ struct Up {
     /// Plain Slurm: no plugin, no pliantd, no agents
     #[arg(long)]
     no_pliant: bool,
+    /// Without the select plugin: Slurm chooses nodes and GPUs alone
+    #[arg(long)]
+    no_select: bool,
     /// pliantd's poll interval, seconds
     #[arg(long, default_value_t = 10.0, value_name = "SECS")]
     poll_interval: f64,
@@ -171,6 +174,7 @@ fn up(args: Up) -> Result<()> {
         .accounting(args.accounting)
         .cgroups(args.cgroups)
         .pliant(!args.no_pliant)
+        .select(!args.no_select)
         .poll_interval(args.poll_interval)
         .detached(args.owner)?;
     for line in args.set {

@@ -50,6 +50,9 @@ pub struct Spec {
     pub cgroups: bool,
     /// The plugin, pliantd and the agents.
     pub pliant: bool,
+    /// The select plugin in front of Slurm's.
+    #[serde(default)]
+    pub select: bool,
     /// pliantd's poll interval, seconds.
     pub poll_interval: f64,
     /// GraceTime in seconds of a preemptible partition `low`, if there is one.
@@ -112,6 +115,23 @@ impl Spec {
     /// The scenario file of a node's simulated NVML; may be changed while the lab runs.
     pub fn scenario_of(&self, node: &str) -> PathBuf {
         self.path(format!("gpus/{node}.toml"))
+    }
+
+    /// The lab's folder on a tmpfs, for what pliantd and slurmctld share.
+    pub fn memory(&self) -> PathBuf {
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let name: String = self.dir.to_string_lossy().chars().map(plain).collect();
+        PathBuf::from(format!("/dev/shm/pliant-lab{name}"))
+    }
+
+    /// The plan board.
+    pub fn board(&self) -> PathBuf {
+        self.memory().join("pliant/plan.board")
+    }
+
+    /// The event ring.
+    pub fn ring(&self) -> PathBuf {
+        self.memory().join("select/events.ring")
     }
 
     /// The log of a service.

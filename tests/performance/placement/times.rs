@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use pliant_model::NodeName;
 use pliant_model::conf::topology_conf;
 use pliant_model::topology::{Gpu, Link, NodeTopology, Source, Switches};
-use pliant_policy::placement::{Cells, GpuSet, Request, Scope, Tables, Want};
+use pliant_policy::placement::{Cells, GpuSet, Request, Tables, Want};
 use std::fmt::Write as _;
 use std::time::Instant;
 
@@ -89,7 +89,7 @@ fn many_nodes(report: &mut Report, tables: &Tables) -> Result<()> {
     for i in 0..3_000 {
         let gpus = sizes.get(i % sizes.len()).copied().unwrap_or(1);
         let begin = Instant::now();
-        let placed = cells.choose(&Request { gpus, model: None, scope: Scope::Any });
+        let placed = cells.choose(&Request { gpus, ..Request::default() });
         times.push(begin.elapsed().as_secs_f64() * 1e3);
         let placed = placed.context("no place")?;
         // Jobs come and go: the state changes between choices.

@@ -39,7 +39,15 @@ impl ClientError {
         let text = unsafe { owned(sys::slurm_strerror(errno)) }.unwrap_or_else(|| "unknown error".to_owned());
         ClientError { errno, text }
     }
+
+    /// Whether Slurm does not know the job that was asked for.
+    pub fn is_unknown_job(&self) -> bool {
+        self.errno == ESLURM_INVALID_JOB_ID
+    }
 }
+
+/// slurm_errno.h; the same in every release.
+const ESLURM_INVALID_JOB_ID: i32 = 2017;
 
 /// Fields of a job that an update sets; the rest stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +90,26 @@ impl Client {
         let mut message = std::ptr::null_mut();
         // SAFETY: on success Slurm stores a message that `Jobs` frees.
         check(|| unsafe { sys::slurm_load_jobs(0, &mut message, SHOW) })?;
+        Jobs::take(message).ok_or_else(|| ClientError::new(libc::EPROTO))
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    /// When slurmctld cannot be reached, refuses, or does not know it ([`ClientError::is_unknown_job`]).
+    pub fn job(&self, id: u32) -> Result<Jobs, ClientError> {
+        let mut message = std::ptr::null_mut();
+        #[cfg(not(job_desc_step_id))]
+        // SAFETY: as above.
+        check(|| unsafe { sys::slurm_load_job(&mut message, id, SHOW) })?;
+        #[cfg(job_desc_step_id)]
+        {
+            // SAFETY: numbers only, for which zero bytes are a valid start.
+            let mut step: sys::slurm_step_id_t = unsafe { std::mem::zeroed() };
+            (step.job_id, step.step_id, step.step_het_comp) = (id, sys::NO_VAL, sys::NO_VAL);
+            // SAFETY: as above.
+            check(|| unsafe { sys::slurm_load_job(&mut message, step, SHOW) })?;
+        }
         Jobs::take(message).ok_or_else(|| ClientError::new(libc::EPROTO))
     }
 

@@ -3,8 +3,8 @@
 //!
 //! For calls under slurmctld's write locks on jobs and nodes only: a test in RUN_NOW mode.
 
-use super::node::Gpus;
 use super::bits;
+use super::node::Gpus;
 use slurm_sys::select as sys;
 use std::ffi::c_void;
 
@@ -27,7 +27,9 @@ impl BusyGpus {
             let topo = (0..usize::from((*state).topo_cnt)).map(|t| (t, held(state, t, taken))).filter(|(_, n)| *n > 0);
             let topo: Vec<(usize, u64)> = topo.collect();
             let of_type = |k: usize| -> u64 {
-                let same = |t: usize| !(*state).topo_type_id.is_null() && *(*state).topo_type_id.add(t) == *(*state).type_id.add(k);
+                let same = |t: usize| {
+                    !(*state).topo_type_id.is_null() && *(*state).topo_type_id.add(t) == *(*state).type_id.add(k)
+                };
                 topo.iter().filter(|(t, _)| same(*t)).map(|(_, n)| *n).sum()
             };
             let known = if (*state).type_id.is_null() { 0 } else { usize::from((*state).type_cnt) };

@@ -1,17 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The table of nodes and the GPUs of a node. Read under slurmctld's own locks, which the calls of a select plugin hold.
 
-use super::{bits, str_of};
+use super::{bits, stock, str_of};
 use slurm_sys::select as sys;
 use std::ffi::{c_int, c_void};
+use std::sync::LazyLock;
 
 /// Marks a matrix of links that has been turned round; Slurm never looks at the diagonal.
 const TURNED: c_int = -0x706c;
 
+/// The table and its length, where the process has them: a client that links libslurm loads the plugin and has neither.
+struct Table {
+    records: *mut *mut *mut sys::node_record,
+    count: *mut c_int,
+}
+
+// SAFETY: addresses of two variables of slurmctld, read in calls that hold its locks.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| Table {
+    records: stock::of_process(c"node_record_table_ptr").cast(),
+    count: stock::of_process(c"node_record_count").cast(),
+});
+
 /// How many nodes the table has; some of them may be unused.
 pub fn count() -> usize {
     // SAFETY: a number that changes under the write lock of nodes only.
-    usize::try_from(unsafe { sys::node_record_count }).unwrap_or(0)
+    let count = unsafe { TABLE.count.as_ref() }.copied().unwrap_or(0);
+    usize::try_from(count).unwrap_or(0)
 }
 
 /// The name of a node; `None`: no such place in the table, or unused.
@@ -24,10 +42,8 @@ pub fn name(index: usize) -> Option<&'static str> {
 pub(super) fn record(index: usize) -> Option<*mut sys::node_record> {
     // SAFETY: the table has `count()` entries.
     unsafe {
-        if index >= count() || sys::node_record_table_ptr.is_null() {
-            return None;
-        }
-        let node: *mut sys::node_record = (*sys::node_record_table_ptr.add(index)).cast();
+        let table = TABLE.records.as_ref().copied().filter(|t| !t.is_null() && index < count())?;
+        let node = *table.add(index);
         (!node.is_null()).then_some(node)
     }
 }

@@ -12,6 +12,7 @@ use pliant_model::conf::slurm_conf::{self, SlurmConf};
 use pliant_model::conf::{topology_conf, topology_yaml};
 use pliant_model::topology::{NodeTopology, Switches};
 use pliant_protocol::dump::{self, Dump};
+use pliant_protocol::slurm_files;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -30,8 +31,8 @@ pub fn all(files: &[String], measured: Option<&NodeTopology>, json: bool) -> any
     let mut out = String::new();
     for file in files {
         let text = match file.as_str() {
-            "-" => sources::read_from(std::io::stdin()).map_err(anyhow::Error::msg).context("standard input")?,
-            path => sources::read(Path::new(path)).map_err(anyhow::Error::msg).with_context(|| path.to_owned())?,
+            "-" => slurm_files::read_from(std::io::stdin()).map_err(anyhow::Error::msg).context("standard input")?,
+            path => slurm_files::read(Path::new(path)).map_err(anyhow::Error::msg).with_context(|| path.to_owned())?,
         };
         let read = read(file, &text)?;
         out.push_str(&if json { as_json(&read)? } else { words(file, &read, measured) });
@@ -42,7 +43,7 @@ pub fn all(files: &[String], measured: Option<&NodeTopology>, json: bool) -> any
 /// By name where that tells, or else by content.
 fn read(file: &str, text: &str) -> anyhow::Result<Read> {
     let folder = Path::new(file).parent().unwrap_or(Path::new("."));
-    let mut include = |path: &str| sources::read(&folder.join(path));
+    let mut include = |path: &str| slurm_files::read(&folder.join(path));
     // What can be known by its content is, whatever its name.
     let matrix = |l: &str| l.split_whitespace().next().is_some_and(|w| w == "GPU0");
     if text.trim_start().starts_with('{') {

@@ -2,18 +2,15 @@
 
 use anyhow::bail;
 use pliant_model::conf::gres_conf::{self, GresConf, Layout};
-use pliant_model::conf::slurm_conf::{self, SlurmConf};
-use pliant_model::conf::{topology_conf, topology_yaml};
+use pliant_model::conf::slurm_conf::SlurmConf;
 use pliant_model::topology::{NodeTopology, Source, Switches};
 use pliant_model::{NodeName, gres, hostlist};
 use pliant_protocol::admin::{NodeHardware, Reply, Request};
 use pliant_protocol::config::Config;
+use pliant_protocol::slurm_files::{self, SlurmFiles};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-
-/// The largest file that is read, in bytes.
-pub const MAX_FILE: u64 = 64 << 20;
 
 /// What was found, or why not.
 #[derive(Debug)]
@@ -55,35 +52,12 @@ impl Cluster {
     }
 }
 
-/// Reads a file of at most [`MAX_FILE`] bytes.
-pub fn read(path: &Path) -> Result<String, String> {
-    read_from(std::fs::File::open(path).map_err(|e| e.to_string())?)
-}
-
-/// Reads at most [`MAX_FILE`] bytes.
-pub fn read_from(source: impl std::io::Read) -> Result<String, String> {
-    use std::io::Read as _;
-    let mut bytes = vec![];
-    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_FILE {
-        return Err(format!("larger than {} MiB", MAX_FILE >> 20));
-    }
-    String::from_utf8(bytes).map_err(|_| "no UTF-8 text".to_owned())
-}
-
-/// Slurm's folder: of the slurm.conf that pliant.toml or `SLURM_CONF` names, or the usual one.
-fn folder(config: &Config) -> PathBuf {
-    let set = Some(config.slurm.conf.clone()).filter(|c| !c.as_os_str().is_empty());
-    let file = set.or_else(|| std::env::var_os("SLURM_CONF").map(PathBuf::from));
-    let file = file.unwrap_or_else(|| "/etc/slurm/slurm.conf".into());
-    file.parent().map_or_else(|| "/etc/slurm".into(), Path::to_owned)
-}
-
 impl Sources {
     /// Reads all; `conf` is another folder with Slurm's files.
     pub fn read(config: Option<&Path>, conf: Option<PathBuf>) -> Sources {
         let loaded = Config::find(config);
-        let folder = conf.unwrap_or_else(|| folder(loaded.as_ref().unwrap_or(&Config::default())));
+        let set = loaded.as_ref().map(|c| c.slurm.conf.clone()).unwrap_or_default();
+        let folder = conf.unwrap_or_else(|| slurm_files::folder(&set));
         let hardware = match loaded {
             Ok(config) => match crate::client::ask(&config.daemon.socket, &Request::Hardware { node: None }) {
                 Ok(Reply::Hardware { nodes }) => Ok(nodes),
@@ -100,33 +74,8 @@ impl Sources {
 
     /// Slurm's files only.
     pub fn of_folder(folder: &Path) -> Sources {
-        let mut include = |path: &str| read(&folder.join(path));
-        let text = |name: &str| {
-            let path = folder.join(name);
-            read(&path).map(|t| (path.display().to_string(), t)).map_err(|e| format!("{}: {e}", path.display()))
-        };
-        let there = |name: &str| folder.join(name).exists();
-        let slurm = text("slurm.conf")
-            .and_then(|(path, t)| slurm_conf::parse(&path, &t, &mut include).map_err(|e| e.to_string()));
-        let gres = match there("gres.conf") {
-            false => Ok(None),
-            true => text("gres.conf")
-                .and_then(|(p, t)| gres_conf::parse(&p, &t, &mut include).map(Some).map_err(|e| e.to_string())),
-        };
-        let switches = if there("topology.yaml") {
-            let default = |(path, t): (String, String)| {
-                let all = topology_yaml::parse(&path, &t).map_err(|e| e.to_string())?;
-                let first = all.iter().position(|t| t.default).unwrap_or(0);
-                Ok(all.into_iter().nth(first).map(|t| t.switches))
-            };
-            text("topology.yaml").and_then(default)
-        } else if there("topology.conf") {
-            text("topology.conf")
-                .and_then(|(p, t)| topology_conf::parse(&p, &t, &mut include).map(Some).map_err(|e| e.to_string()))
-        } else {
-            Ok(None)
-        };
-        Sources { folder: folder.to_owned(), slurm, gres, switches, hardware: Err("not asked".into()) }
+        let SlurmFiles { folder, slurm, gres, switches } = SlurmFiles::read(folder);
+        Sources { folder, slurm, gres, switches, hardware: Err("not asked".into()) }
     }
 
     /// Sockets, cores and threads of a node as slurm.conf says.

@@ -24,8 +24,10 @@ impl Core {
             self.end(base, State::Confirmed, &Reason::Done { took }, now);
         }
         let released = |r: &Resize| r.kind == Kind::Shrink && r.state == State::Released;
-        if now.mono < self.closer_until && self.resizes.iter().any(released) {
-            self.out.push(Effect::PollSoon);
+        if now.mono < self.closer_until {
+            let open: Vec<JobId> =
+                self.resizes.iter().filter(|r| released(r)).flat_map(|r| r.slices.iter().copied()).collect();
+            open.into_iter().for_each(|slice| self.ask(slice));
         }
     }
 

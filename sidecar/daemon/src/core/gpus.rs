@@ -95,6 +95,8 @@ impl Core {
     /// An agent tells of its GPUs.
     pub fn on_gpus(&mut self, node: NodeName, gpus: NodeGpus) {
         self.due = true;
+        self.unplanned = true;
+        self.placer.forget();
         self.hardware.nodes.insert(node, gpus);
     }
 

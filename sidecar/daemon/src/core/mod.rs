@@ -6,8 +6,10 @@
 
 mod decide;
 mod enforce;
+pub mod events;
 pub mod gpus;
 mod observe;
+pub mod placing;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +19,7 @@ use crate::view::{self, SlurmView};
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, NodeName, OrderId, Reason, Seconds};
 
+use pliant_protocol::board::Board;
 use pliant_protocol::job::{JobStatus, Millis};
 use pliant_protocol::peer;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,8 +47,10 @@ pub enum Effect {
         /// Why.
         reason: Reason,
     },
-    /// Look at Slurm soon: something there has changed by our doing.
+    /// Look at Slurm soon: something there has changed.
     PollSoon,
+    /// Publish these plans for the select plugin.
+    Plans(Board),
 }
 
 /// Settings of the reactor.
@@ -57,6 +62,8 @@ pub struct Settings {
     pub stale_after: Seconds,
     /// Most seconds of grace, whatever a launcher says.
     pub grace_max: Seconds,
+    /// Most pending jobs with a plan of their own.
+    pub depth: usize,
 }
 
 /// Seconds after which an order that the launcher has not taken up is sent again.
@@ -175,6 +182,19 @@ pub struct Core {
     /// How often slices were taken back for a pending job, and when last.
     served: BTreeMap<JobId, (u32, Seconds)>,
     suspects: BTreeMap<JobId, Seconds>,
+    /// How the select plugin follows plans.
+    pub steering: events::Steering,
+    /// Makes the plans for it.
+    pub placer: placing::Placer,
+    /// The last plans.
+    board: Option<Board>,
+    /// Plans are to be made.
+    unplanned: bool,
+    /// Jobs that Slurm is to be asked about; all of them where `ask_for_all`.
+    asks: BTreeSet<JobId>,
+    ask_for_all: bool,
+    /// Jobs that Slurm has not tried to start yet, since when.
+    unjudged: BTreeMap<JobId, Seconds>,
     /// Until when Slurm is looked at more often, since slices have just been released.
     closer_until: Seconds,
     /// Something has changed since the last decision.
@@ -206,6 +226,13 @@ impl Core {
             fitting: BTreeMap::new(),
             served: BTreeMap::new(),
             suspects: BTreeMap::new(),
+            steering: events::Steering::default(),
+            placer: placing::Placer::default(),
+            board: None,
+            unplanned: false,
+            asks: BTreeSet::new(),
+            ask_for_all: true,
+            unjudged: BTreeMap::new(),
             closer_until: 0,
             due: false,
             next_id,
@@ -225,23 +252,47 @@ impl Core {
 
     /// Slurm has answered; `asked` is when it was asked.
     pub fn on_view(&mut self, view: SlurmView, asked: Now, now: Now) {
-        self.used = view::used_by_jobs(&view);
-        self.holders = gpus::Holders::of_view(&view);
         self.view = view;
+        self.view_changed();
         self.view_at = Some((asked.mono, asked.wall_ms / 1000));
         self.confirm(now);
         self.drop_ended(now);
         self.sweep(now);
-        if self.view.jobs.values().any(|j| waits_unjudged(j, now)) {
+        if self.steering.following {
+            self.ask_unsure(now);
+        } else if self.view.jobs.values().any(|j| waits_unjudged(j, now)) {
             // Slurm has not said yet why it waits: look again before the next regular time.
             self.out.push(Effect::PollSoon);
         }
-        self.due = true;
+    }
+
+    /// What Slurm is to be asked about since the last call: single jobs, or all of them.
+    pub fn take_asks(&mut self) -> (bool, BTreeSet<JobId>) {
+        (std::mem::take(&mut self.ask_for_all), std::mem::take(&mut self.asks))
+    }
+
+    /// Makes plans if something has changed, before anything else is decided: a job may start at any moment.
+    pub fn plan(&mut self) {
+        if !std::mem::take(&mut self.unplanned) || self.view_at.is_none() {
+            return;
+        }
+        let seen = placing::Seen {
+            view: &self.view,
+            holders: &self.holders,
+            hardware: &self.hardware,
+            depth: self.settings.depth,
+        };
+        let board = self.placer.board(seen);
+        if self.board.as_ref() != Some(&board) {
+            self.out.push(Effect::Plans(board.clone()));
+            self.board = Some(board);
+        }
     }
 
     /// Decides if something has changed; called when no more input is waiting, so that a burst of it costs one
     /// decision.
     pub fn settle(&mut self, now: Now) {
+        self.plan();
         if std::mem::take(&mut self.due) {
             self.decide(now);
         }
@@ -294,7 +345,7 @@ impl Core {
         }
         self.reconcile(base, now);
         if !self.view.jobs.contains_key(&base) {
-            self.out.push(Effect::PollSoon);
+            self.ask(base);
         } else if news {
             self.due = true;
         }
@@ -305,7 +356,7 @@ impl Core {
         if let Some(job) = self.jobs.get_mut(&base).filter(|j| j.status.instance == instance) {
             job.connected = false;
             job.heard = now.mono;
-            self.out.push(Effect::PollSoon);
+            self.ask(base);
         }
     }
 
@@ -314,11 +365,14 @@ impl Core {
         let base = self.view.jobs.get(&slice).and_then(view::mark).map_or(slice, |m| m.base);
         let noted = self.journal.note(base, now.wall_ms, reason);
         self.durable_after(noted);
-        self.out.push(Effect::PollSoon);
+        self.ask(slice);
     }
 
     /// Every second.
     pub fn tick(&mut self, now: Now) {
+        if self.steering.following {
+            self.ask_unsure(now);
+        }
         let fresh = self.fresh(now);
         let (mut cancel, mut resend, mut expired) = (vec![], vec![], vec![]);
         for r in self.resizes.iter() {

@@ -79,6 +79,7 @@ impl Core {
             }
         }
         if matches!(told.state, State::Released | State::Settled | State::Granted | State::Undone) {
+            named.iter().chain(&told.slices).for_each(|s| self.ask(*s));
             self.out.push(Effect::PollSoon);
         }
     }

@@ -26,7 +26,8 @@ fn id() -> String {
 
 fn core(dir: &Path) -> Core {
     let journal = Journal::open(&dir.join("journal.sqlite")).unwrap();
-    let mut core = Core::new(Settings { patience: 5, stale_after: 40, grace_max: 600 }, journal, id).unwrap();
+    let mut core =
+        Core::new(Settings { patience: 5, stale_after: 40, grace_max: 600, depth: 200 }, journal, id).unwrap();
     for n in ["n0", "n1"] {
         core.on_agent(n.into(), Agent { software: String::new(), skew_ms: 0, facts: vec![] });
     }

@@ -24,6 +24,8 @@ pub enum Scope {
 pub struct Request {
     /// GPUs in all.
     pub gpus: GpuCount,
+    /// On exactly so many nodes, each with the same share; `None`: on as few as can be, in any shares.
+    pub nodes: Option<u32>,
     /// Model, where one is named.
     pub model: Option<String>,
     /// How far it may be spread.
@@ -99,7 +101,15 @@ type Parts = Vec<(usize, GpuCount)>;
 /// Height, whether nodes are not whole, free GPUs and position of a cell: the least is the best.
 type CellKey = (usize, bool, GpuCount, usize);
 /// A way to take GPUs of one shape in a cell.
-type Pick = fn(&Cells, &Cell, usize, GpuCount) -> Option<Parts>;
+type Pick = fn(&Cells, &Cell, usize, &Request) -> Option<Parts>;
+
+/// The ways that serve a request, and whether a node is left in pieces by them.
+fn picks(request: &Request) -> &'static [(bool, Pick)] {
+    match request.nodes {
+        Some(n) if n > 1 => &[(false, Cells::each)],
+        _ => &[(false, Cells::whole_nodes), (true, Cells::pieces)],
+    }
+}
 
 /// The nodes of a cluster with what is free, in the cells of its switches.
 #[derive(Clone, Debug)]
@@ -237,7 +247,9 @@ impl Cells {
         if request.gpus == 0 || free < request.gpus {
             return Err(NoPlace::TooFew { want: request.gpus, free });
         }
-        if let Some((node, choice)) = self.one_node(request) {
+        if request.nodes.is_none_or(|n| n == 1)
+            && let Some((node, choice)) = self.one_node(request)
+        {
             return Ok(Placement { nodes: vec![(node, choice)], cell: None, level: 0 });
         }
         let (most, within) = match request.scope {
@@ -297,12 +309,12 @@ impl Cells {
         let shapes: Vec<usize> =
             self.shapes.iter().enumerate().filter(|(_, t)| of_model(t)).map(|(shape, _)| shape).collect();
         for (at, cell) in self.cells.iter().enumerate().filter(|(_, c)| c.height <= most && c.free >= request.gpus) {
-            for (pieces, pick) in [(false, Cells::whole_nodes as Pick), (true, Cells::pieces)] {
-                let key = (cell.height, pieces, cell.free, at);
+            for (pieces, pick) in picks(request) {
+                let key = (cell.height, *pieces, cell.free, at);
                 if best.as_ref().is_some_and(|(k, _)| *k <= key) {
                     continue;
                 }
-                let placed = shapes.iter().find_map(|s| self.choices(&pick(self, cell, *s, request.gpus)?, request));
+                let placed = shapes.iter().find_map(|s| self.choices(&pick(self, cell, *s, request)?, request));
                 if let Some(nodes) = placed {
                     best = Some((key, nodes));
                 }
@@ -323,7 +335,8 @@ impl Cells {
     }
 
     /// Whole nodes and at most one part of a node.
-    fn whole_nodes(&self, cell: &Cell, shape: usize, gpus: GpuCount) -> Option<Parts> {
+    fn whole_nodes(&self, cell: &Cell, shape: usize, request: &Request) -> Option<Parts> {
+        let gpus = request.gpus;
         let size = self.shapes.get(shape)?.len();
         let per = GpuCount::try_from(size).ok().filter(|n| *n > 0)?;
         let (whole, part) = (gpus / per, gpus % per);
@@ -358,8 +371,22 @@ impl Cells {
         Some(chosen)
     }
 
+    /// The same share of so many nodes, the fullest first.
+    fn each(&self, cell: &Cell, shape: usize, request: &Request) -> Option<Parts> {
+        let count = request.nodes.filter(|n| *n > 0 && request.gpus % n == 0)?;
+        let share = request.gpus / count;
+        if cell.at_least(shape, share as usize) < count {
+            return None;
+        }
+        let state = |n: &usize| self.nodes.get(*n).filter(|s| s.shape == shape && s.free.len() >= share);
+        let mut nodes: Vec<(u32, usize)> = cell.nodes.iter().filter_map(|n| Some((state(n)?.free.len(), *n))).collect();
+        nodes.sort_unstable();
+        Some(nodes.into_iter().take(count as usize).map(|(_, n)| (n, share)).collect())
+    }
+
     /// Parts of nodes, largest first: where too few nodes are whole.
-    fn pieces(&self, cell: &Cell, shape: usize, gpus: GpuCount) -> Option<Parts> {
+    fn pieces(&self, cell: &Cell, shape: usize, request: &Request) -> Option<Parts> {
+        let gpus = request.gpus;
         if cell.free_of(shape) < u64::from(gpus) {
             return None;
         }

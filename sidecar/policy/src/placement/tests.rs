@@ -178,7 +178,7 @@ fn cluster() -> Cells {
 }
 
 fn place(cells: &mut Cells, gpus: u32, scope: Scope) -> Result<(Vec<usize>, usize), NoPlace> {
-    let found = cells.choose(&Request { gpus, scope, model: None })?;
+    let found = cells.choose(&Request { gpus, scope, ..Request::default() })?;
     for (node, choice) in &found.nodes {
         assert!(cells.free(*node).holds(choice.set));
     }
@@ -217,7 +217,7 @@ fn models_and_lost_cards_hold_between_nodes_too() {
     let mut c = Cells::new(&Switches::default(), shapes, &nodes);
     assert_eq!(c.free(5).len(), 7, "a lost card is never free");
     let mut place = |gpus, model: Option<&str>| {
-        let request = Request { gpus, model: model.map(str::to_owned), scope: Scope::Any };
+        let request = Request { gpus, model: model.map(str::to_owned), ..Request::default() };
         c.choose(&request).map(|p| p.nodes.iter().map(|(n, _)| *n).collect::<Vec<_>>())
     };
     assert_eq!(place(16, Some("b")), Ok(vec![3, 4]));

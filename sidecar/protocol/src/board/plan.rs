@@ -315,7 +315,10 @@ impl BoardReader {
         match self.trusted.open() {
             Ok(file) => {
                 let same = |a: &File, b: &File| {
-                    a.metadata().ok().zip(b.metadata().ok()).is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()))
+                    a.metadata()
+                        .ok()
+                        .zip(b.metadata().ok())
+                        .is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()))
                 };
                 if self.file.as_ref().is_none_or(|old| !same(old, &file)) {
                     (self.file, self.header) = (Some(file), None);

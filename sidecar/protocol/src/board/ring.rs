@@ -93,8 +93,7 @@ impl Layout {
 
     fn of_header(bytes: &[u8; HEADER]) -> Option<Layout> {
         let field = |i: usize| u64_at(bytes, i * 8);
-        let layout =
-            Layout { slots: field(2)?, slot: usize::try_from(field(3)?).ok()?, epoch: field(4)? };
+        let layout = Layout { slots: field(2)?, slot: usize::try_from(field(3)?).ok()?, epoch: field(4)? };
         let sane = (1..=1 << 20).contains(&layout.slots) && (HEAD..=1 << 16).contains(&layout.slot);
         (field(0)? == MAGIC && layout.header() == *bytes && sane).then_some(layout)
     }

@@ -3,7 +3,16 @@ use proptest::prelude::*;
 
 fn class() -> Class {
     let any = String::new;
-    Class { partition: any(), features: any(), kind: any(), uid: None, min_nodes: 1, max_nodes: 0, in_all: false, gpus: 2 }
+    Class {
+        partition: any(),
+        features: any(),
+        kind: any(),
+        uid: None,
+        min_nodes: 1,
+        max_nodes: 0,
+        in_all: false,
+        gpus: 2,
+    }
 }
 
 fn board() -> Board {
