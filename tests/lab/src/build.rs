@@ -50,6 +50,7 @@ impl Default for Builder {
                 gres: None,
                 topology: None,
                 target: PathBuf::new(),
+                plugins: PathBuf::new(),
                 devices: PathBuf::new(),
                 host: String::new(),
                 ports,
@@ -192,9 +193,12 @@ impl Builder {
         if self.spec.cgroups {
             cgroups::check()?;
         }
-        self.spec.select &= self.spec.pliant;
+        // Where Slurm's internal headers cannot be had there is no select plugin.
+        self.spec.select &= self.spec.pliant && std::env::var_os("PLIANT_LAB_NO_SELECT").is_none();
         users::ensure()?;
         self.spec.target = target_dir()?;
+        self.spec.plugins =
+            std::env::var_os("PLIANT_LAB_PLUGINS").map_or_else(|| self.spec.target.clone(), PathBuf::from);
         self.spec.host = fs::read_to_string("/proc/sys/kernel/hostname")
             .context("cannot read the host name")?
             .trim()
@@ -338,25 +342,23 @@ fn make_dirs(spec: &Spec) -> Result<()> {
 
 /// Puts the plugin, the programs and the Python client into the lab, and says what is not built.
 pub(crate) fn install_pliant(spec: &Spec) -> Result<()> {
-    let missing: Vec<&str> = ["pliantd", "pliant-agent", "pliant-slurm-bridge", "pliant", "libspank_pliant.so"]
-        .into_iter()
-        .filter(|name| !spec.target.join(name).is_file())
-        .collect();
+    let of_release = ["pliant-slurm-bridge", "libspank_pliant.so"].map(|name| spec.plugins.join(name));
+    let all = ["pliantd", "pliant-agent", "pliant"].map(|name| spec.target.join(name));
+    let missing: Vec<String> =
+        all.iter().chain(&of_release).filter(|p| !p.is_file()).map(|p| p.display().to_string()).collect();
     if !missing.is_empty() {
-        bail!(
-            "not built: {} (not in {}). Run `cargo build --workspace`, or give --no-pliant for plain Slurm",
-            missing.join(", "),
-            spec.target.display()
-        );
+        bail!("not built: {}. Run `cargo build --workspace`, or give --no-pliant for plain Slurm", missing.join(", "));
     }
-    for name in ["pliantd", "pliant-agent", "pliant-slurm-bridge", "pliant"] {
+    for name in ["pliantd", "pliant-agent", "pliant"] {
         services::install(&spec.target.join(name), &spec.path("bin").join(name))?;
     }
-    services::install(&spec.target.join("libspank_pliant.so"), &spec.path("lib/spank_pliant.so"))?;
+    // What is built once for each Slurm release.
+    services::install(&spec.plugins.join("pliant-slurm-bridge"), &spec.path("bin/pliant-slurm-bridge"))?;
+    services::install(&spec.plugins.join("libspank_pliant.so"), &spec.path("lib/spank_pliant.so"))?;
     if spec.select {
-        let built = spec.target.join("libselect_pliant.so");
+        let built = spec.plugins.join("libselect_pliant.so");
         if !built.is_file() {
-            bail!("{} is not built: run `cargo build --workspace`, or start the lab without it", built.display());
+            bail!("{} is not built: run `./dev source`, then `cargo build --workspace`", built.display());
         }
         services::install(&built, &spec.path("plugins/select_cons_tres.so"))?;
     }
@@ -437,7 +439,7 @@ fn write_conf(spec: &Spec) -> Result<()> {
 }
 
 /// Slurm's major and minor version.
-fn slurm_version() -> Result<(u32, u32)> {
+pub(crate) fn slurm_version() -> Result<(u32, u32)> {
     let out = Command::new("slurmctld")
         .arg("-V")
         .env("PATH", services::SYSTEM_PATH)

@@ -27,6 +27,7 @@ mod down;
 mod lab;
 mod ports;
 mod procs;
+pub mod release;
 mod services;
 mod slurm;
 mod spec;

@@ -15,6 +15,9 @@ const DEFAULT_DIR: &str = "/tmp/pliant-lab-default";
 #[derive(Debug, Parser)]
 #[command(name = "pliant-lab", version, about = "A private real Slurm cluster on one machine, with simulated GPUs")]
 struct Cli {
+    /// Slurm release of the lab, if not the host's own: 22.05, 24.11, 26.05 (made by `./dev release`)
+    #[arg(long, global = true, value_name = "RELEASE")]
+    release: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -139,7 +142,9 @@ struct Up {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let cli = Cli::parse();
+    let entered = cli.release.as_deref().map_or(Ok(()), pliant_lab::release::enter);
+    match entered.and_then(|()| run(cli.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("pliant-lab: {err:#}");

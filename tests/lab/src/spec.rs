@@ -76,6 +76,9 @@ pub struct Spec {
     pub topology: Option<String>,
     /// Where the built programs are (`target/debug`).
     pub target: PathBuf,
+    /// Where plugins and bridge of this Slurm release are.
+    #[serde(default)]
+    pub plugins: PathBuf,
     /// Where the device nodes are (the lab's `dev`, or below /dev where the file system forbids devices).
     pub devices: PathBuf,
     /// Name of this machine as Slurm sees it.
