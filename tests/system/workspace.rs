@@ -19,6 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("slurm", &["slurm-sys"]),
     ("pliant-plugin-core", &["pliant-protocol"]),
     ("spank-pliant", &["pliant-plugin-core", "slurm"]),
+    ("select-pliant", &["pliant-plugin-core", "slurm"]),
     ("pliant-slurm-bridge", &["pliant-plugin-core", "slurm"]),
 ];
 

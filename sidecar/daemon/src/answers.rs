@@ -5,7 +5,8 @@ use crate::core::{Core, Now};
 use crate::view;
 use pliant_model::gpu::NodeGpus;
 use pliant_model::{JobId, NodeName, gres};
-use pliant_protocol::admin::{Explanation, Finding, JobView, Level, Reply, Request, Status};
+use pliant_protocol::admin::{Explanation, Finding, JobView, Level, Reply, Request, Select, Status};
+use pliant_protocol::board::Outcome;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +71,14 @@ fn status(core: &Core, process: Process, now: Now) -> Status {
         jobs: count(core.jobs.len()),
         pending: count(core.view.jobs.values().filter(|j| view::waits(j)).count()),
         resizes: count(core.resizes.len()),
+        select: Select {
+            following: core.steering.following,
+            idle: core.steering.idle.clone(),
+            honoured: core.steering.honoured,
+            missed: core.steering.missed,
+            gaps: core.steering.gaps,
+            plans: core.plans(),
+        },
     }
 }
 
@@ -98,11 +107,51 @@ fn explain(core: &Core, asker: Asker, asked: JobId) -> Reply {
             return Reply::Error { text: e.to_string() };
         }
     };
+    let placement = core.steering.outcome(base).map(placed);
     if owner.is_none() && history.is_empty() {
         return Reply::NotFound;
     }
     let now = core.notes.get(&base).cloned().into_iter().collect();
-    Reply::Explain(Box::new(Explanation { job: base, view: job_view(core, base), now, history }))
+    Reply::Explain(Box::new(Explanation { job: base, view: job_view(core, base), now, placement, history }))
+}
+
+/// An outcome as a sentence.
+fn placed(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Honoured => "placed as planned".into(),
+        Outcome::Not(why) => format!("placed by Slurm, not as planned: {why}"),
+        Outcome::Waits(why) => format!("waits for its planned place: {why}"),
+    }
+}
+
+/// The line of slurm.conf that loads the select plugin.
+const PLUGIN_DIR: &str = "put Pliant's directory first in PluginDir of slurm.conf: docs/admin/select.md";
+
+fn select_finding(core: &Core) -> Finding {
+    let s = &core.steering;
+    let finding = |level, found: String, remedy: &str| Finding {
+        check: "select plugin".into(),
+        host: None,
+        level,
+        found,
+        remedy: remedy.into(),
+    };
+    match (&s.idle, s.following) {
+        (Some(why), _) => finding(
+            Level::Fail,
+            format!("only hands calls on: {why}"),
+            "install the build for exactly this release of Slurm; jobs run as without it",
+        ),
+        (None, true) => {
+            let told = format!("followed: {} jobs placed as planned, {} otherwise", s.honoured, s.missed);
+            finding(Level::Ok, told, "")
+        }
+        (None, false) => finding(
+            Level::Warn,
+            "not heard of: Slurm chooses nodes and GPUs by itself, and is polled".into(),
+            PLUGIN_DIR,
+        ),
+    }
 }
 
 fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Finding> {
@@ -151,6 +200,7 @@ fn findings(core: &Core, asker: Asker, process: Process, now: Now) -> Vec<Findin
     } else {
         finding("journal", Level::Fail, "does not take writes: no new resizes".into(), "free space on daemon.state_dir")
     });
+    all.push(select_finding(core));
     let nodes: Vec<NodeName> = core
         .view
         .nodes

@@ -99,6 +99,25 @@ pub struct Status {
     pub pending: u32,
     /// Resizes under way.
     pub resizes: u32,
+    /// The select plugin, as far as pliantd hears of it.
+    pub select: Select,
+}
+
+/// How the select plugin follows plans, since pliantd has started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Select {
+    /// Whether its events are followed; else Slurm is polled.
+    pub following: bool,
+    /// Why it only hands calls on, where it does.
+    pub idle: Option<String>,
+    /// Jobs started on exactly the nodes and GPUs of their plan.
+    pub honoured: u64,
+    /// Jobs started otherwise, although there was a plan.
+    pub missed: u64,
+    /// Events lost.
+    pub gaps: u64,
+    /// Plans on the board: of jobs, and of classes of requests.
+    pub plans: (u32, u32),
 }
 
 /// One elastic job.
@@ -194,6 +213,9 @@ pub struct Explanation {
     pub view: Option<JobView>,
     /// Why things are as they are now.
     pub now: Vec<Reason>,
+    /// What became of the plan of its nodes and GPUs, where the select plugin has told.
+    #[serde(default)]
+    pub placement: Option<String>,
     /// Oldest first; the last 1,000.
     pub history: Vec<Event>,
 }

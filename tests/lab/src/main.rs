@@ -81,6 +81,12 @@ enum Command {
         /// The service
         service: String,
     },
+    /// Run a program where `--release` is the native Slurm
+    #[command(hide = true)]
+    In {
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        argv: Vec<String>,
+    },
     /// Wait for the death of a process, then end the lab (the lab starts this by itself)
     #[command(hide = true)]
     Guard {
@@ -166,6 +172,10 @@ fn run(command: Command) -> Result<()> {
         Command::Start { dir, service } => Lab::attach(&dir.dir)?.start(&service),
         Command::Kill { dir, service } => Lab::attach(&dir.dir)?.kill(&service),
         Command::Restart { dir, service } => Lab::attach(&dir.dir)?.restart(&service),
+        Command::In { argv } => {
+            let Some((program, args)) = argv.split_first() else { bail!("in: no command") };
+            Err(std::process::Command::new(program).args(args).exec()).with_context(|| format!("cannot run {program}"))
+        }
         Command::Guard { dir, owner, start } => pliant_lab::guard(&dir.dir, Owner { pid: owner, start }),
     }
 }

@@ -53,7 +53,8 @@ pub fn command(release: &str, program: &Path) -> Result<Command> {
         shift
         cp /etc/hosts "$root/etc/hosts"
         dir=$PWD
-        exec chroot "$root" /bin/sh -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$dir" "$@""#;
+        exec chroot "$root" /bin/sh -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$dir" "$@"
+    "#;
     let mut cmd = Command::new("unshare");
     cmd.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(&root).arg(MOUNTS);
     cmd.args(&binds).arg("--").arg(program);

@@ -10,7 +10,7 @@ pub const KEYS: &[(&str, &str)] = &[
     (
         "status",
         "software, since, slurm_as_of, fresh, operator, agents, nodes, gpus, gpus_idle, gpus_lent, jobs, pending, \
-         resizes. Times are seconds since the Unix epoch",
+         resizes, select (following, idle, honoured, missed, gaps, plans). Times are seconds since the Unix epoch",
     ),
     (
         "jobs",
@@ -20,7 +20,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ),
     (
         "explain",
-        "job, view (as one of jobs, or null), now (a list of reasons) and history: a list of objects with at_ms \
+        "job, view (as one of jobs, or null), now (a list of reasons), placement and history: a list of objects with at_ms \
          (milliseconds since the Unix epoch), job, order, kind, state, gpus (a pair: before, after), reason. A reason is an object \
          with why, its name, and its numbers",
     ),

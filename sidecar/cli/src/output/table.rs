@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use pliant_model::gpu::GpuEvent;
 use pliant_model::resize::Kind;
 use pliant_model::{GpuCount, Member, NodeName, Reason, Seconds, hostlist};
-use pliant_protocol::admin::{Event, Explanation, Finding, GpuView, JobView, Level, Status};
+use pliant_protocol::admin::{Event, Explanation, Finding, GpuView, JobView, Level, Select, Status};
 use pliant_protocol::job::{JobStatus, Millis, OrderStatus, Progress};
 use std::fmt::Write as _;
 
@@ -157,6 +157,7 @@ impl Output for Table {
             ("GPUs", format!("{}, {} idle, {} lent", status.gpus, status.gpus_idle, status.gpus_lent)),
             ("Jobs", format!("{} elastic, {} pending for resources", status.jobs, status.pending)),
             ("Resizes", format!("{} under way", status.resizes)),
+            ("Placement", placement(&status.select)),
         ];
         Ok(rows.iter().fold(String::new(), |out, (name, value)| out + &format!("{name:<9} {value}\n")))
     }
@@ -171,6 +172,9 @@ impl Output for Table {
             Some(view) => self.view(view),
             None => format!("Job {}: no elastic job that runs now\n", explanation.job),
         };
+        if let Some(text) = &explanation.placement {
+            out.push_str(&format!("Placement: {}\n", clean(text)));
+        }
         let under_way = explanation.view.as_ref().and_then(|v| v.status.order.as_ref()).map(|o| self.order(o));
         let reasons = explanation.now.iter().map(|r| clean(&self.sentence(r)));
         let mut now: Vec<String> = under_way.into_iter().chain(reasons).collect();
@@ -306,5 +310,18 @@ fn level(level: Level) -> &'static str {
         Level::Ok => "ok",
         Level::Warn => "warn",
         Level::Fail => "FAIL",
+    }
+}
+
+/// How jobs get their nodes and GPUs.
+fn placement(select: &Select) -> String {
+    match (&select.idle, select.following) {
+        (Some(why), _) => format!("by Slurm alone: the select plugin only hands calls on ({})", clean(why)),
+        (None, false) => "by Slurm alone: no select plugin is heard of".to_owned(),
+        (None, true) => {
+            let (jobs, classes) = select.plans;
+            let (honoured, missed) = (select.honoured, select.missed);
+            format!("{honoured} jobs as planned, {missed} otherwise; plans for {jobs} jobs and {classes} classes")
+        }
     }
 }

@@ -3,7 +3,7 @@ use super::table::Table;
 use super::*;
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, Member, OrderId, Reason};
-use pliant_protocol::admin::{Event, Level};
+use pliant_protocol::admin::{Event, Level, Select};
 use pliant_protocol::job::{JobStatus, OrderStatus, Progress, SliceStatus};
 
 /// 2026-11-30T22:00:00 UTC.
@@ -78,6 +78,7 @@ fn explanation(view: Option<JobView>) -> Explanation {
     };
     let grow = |idle| Reason::IdleGpus { idle, takers: 1, from: 2, to: 6 };
     Explanation {
+        placement: None,
         job: JobId(12),
         now: view.iter().filter_map(|v| v.now.clone()).collect(),
         view,
@@ -174,7 +175,7 @@ fn text_of_users_cannot_steer_the_terminal() {
 }
 
 #[test]
-fn the_daemon_in_seven_lines() {
+fn the_daemon_in_eight_lines() {
     let status = status();
     let text = table().status(&status).unwrap();
     let expected = "\
@@ -185,6 +186,7 @@ Agents    4 on 4 GPU nodes
 GPUs      32, 20 idle, 6 lent
 Jobs      2 elastic, 1 pending for resources
 Resizes   0 under way
+Placement 12 jobs as planned, 1 otherwise; plans for 3 jobs and 32 classes
 ";
     assert_eq!(text, expected);
     let never = table().status(&Status { slurm_as_of: None, fresh: false, ..status }).unwrap();
@@ -206,6 +208,7 @@ fn status() -> Status {
         jobs: 2,
         pending: 1,
         resizes: 0,
+        select: Select { following: true, honoured: 12, missed: 1, plans: (3, 32), ..Select::default() },
     }
 }
 

@@ -19,7 +19,7 @@ use crate::view::{self, SlurmView};
 use pliant_model::resize::{Kind, State};
 use pliant_model::{JobId, NodeName, OrderId, Reason, Seconds};
 
-use pliant_protocol::board::Board;
+use pliant_protocol::board::{Board, Key};
 use pliant_protocol::job::{JobStatus, Millis};
 use pliant_protocol::peer;
 use std::collections::{BTreeMap, BTreeSet};
@@ -269,6 +269,14 @@ impl Core {
     /// What Slurm is to be asked about since the last call: single jobs, or all of them.
     pub fn take_asks(&mut self) -> (bool, BTreeSet<JobId>) {
         (std::mem::take(&mut self.ask_for_all), std::mem::take(&mut self.asks))
+    }
+
+    /// How many plans are on the board: of jobs, and of classes of requests.
+    pub fn plans(&self) -> (u32, u32) {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let plans = self.board.as_ref().map(|b| b.plans.as_slice()).unwrap_or_default();
+        let jobs = plans.iter().filter(|p| matches!(p.key, Key::Job(_))).count();
+        (count(jobs), count(plans.len() - jobs))
     }
 
     /// Makes plans if something has changed, before anything else is decided: a job may start at any moment.

@@ -319,7 +319,8 @@ impl Placer {
     fn places(&mut self, offers: &[Offer<'_>], class: &Class, total: GpuCount) -> Vec<Place> {
         let nodes = (class.min_nodes > 1 || !class.in_all).then_some(class.min_nodes);
         let model = Some(class.kind.clone()).filter(|k| !k.is_empty());
-        let request = Request { gpus: total, nodes: nodes.or(Some(1)), model, scope: Scope::Any };
+        // How many CPUs such a job has is not known: most have few.
+        let request = Request { gpus: total, nodes: nodes.or(Some(1)), model, scope: Scope::Any, near: true };
         let feature = Some(class.features.as_str()).filter(|f| !f.is_empty());
         let Some(part) = self.parts.get_mut(&class.partition) else { return vec![] };
         let (mut found, mut before) = (vec![], vec![]);
@@ -427,7 +428,9 @@ fn request_of(demand: &Demand) -> Option<Request> {
         GpuDemand::Total(n) if demand.nodes_min > 1 => (n, (n % demand.nodes_min == 0).then_some(demand.nodes_min)),
         GpuDemand::Total(n) => (n, None),
     };
-    (gpus > 0).then(|| Request { gpus, nodes, model: demand.kind.clone(), scope: Scope::Any })
+    // Slurm gives a job at least one CPU, and tells as many as it asks for.
+    let near = demand.cpus < gpus;
+    (gpus > 0).then(|| Request { gpus, nodes, model: demand.kind.clone(), scope: Scope::Any, near })
 }
 
 /// The classes that jobs like this one are of.

@@ -30,6 +30,8 @@ pub struct Request {
     pub model: Option<String>,
     /// How far it may be spread.
     pub scope: Scope,
+    /// Whether it has fewer CPUs than GPUs on a node; see [`Want::near`].
+    pub near: bool,
 }
 
 /// Nodes and their GPUs for a job, with the reason.
@@ -120,8 +122,8 @@ pub struct Cells {
     cells: Vec<Cell>,
     /// Nodes by shape and free set: a cluster has many nodes and few different ones.
     alike: BTreeMap<(usize, GpuSet), BTreeSet<usize>>,
-    /// Choices inside a node without a named model, by shape, free set and count.
-    memo: HashMap<(usize, GpuSet, GpuCount), Option<Choice>>,
+    /// Choices inside a node without a named model, by shape, free set, count and whether they are to be near.
+    memo: HashMap<(usize, GpuSet, GpuCount, bool), Option<Choice>>,
 }
 
 impl Cells {
@@ -262,14 +264,16 @@ impl Cells {
 
     /// A node for the whole job: the best ring, then the least broken, then the fullest node of the fullest leaf.
     fn one_node(&mut self, request: &Request) -> Option<(usize, Choice)> {
-        type Key = (u32, u32, Reverse<u32>, Reverse<(u32, u32, u32)>, bool, Reverse<GpuCount>);
+        type Key = (Reverse<u32>, u32, u32, Reverse<u32>, Reverse<(u32, u32, u32)>, bool, Reverse<GpuCount>);
         let mut best: Option<(Key, (usize, GpuSet), Choice)> = None;
         let mut memo = std::mem::take(&mut self.memo);
         for (shape, free) in self.alike.keys().filter(|(_, free)| free.len() >= request.gpus) {
-            let want = Want { model: request.model.clone(), ..Want::gpus(request.gpus) };
+            let want = Want { model: request.model.clone(), near: request.near, ..Want::gpus(request.gpus) };
             let tables = self.shapes.get(*shape)?;
             let choice = match request.model {
-                None => *memo.entry((*shape, *free, request.gpus)).or_insert_with(|| tables.choose(*free, &want).ok()),
+                None => *memo
+                    .entry((*shape, *free, request.gpus, request.near))
+                    .or_insert_with(|| tables.choose(*free, &want).ok()),
                 Some(_) => tables.choose(*free, &want).ok(),
             };
             let Some(choice) = choice else { continue };
@@ -277,6 +281,7 @@ impl Cells {
             let [pairs, quads, eights] = why.broken;
             let untouched = free.len() as usize == tables.len() && why.left > 0;
             let key = (
+                Reverse(if request.near { why.numa_nodes } else { 0 }),
                 why.bottleneck_mb_s,
                 why.links,
                 Reverse(why.numa_nodes),
@@ -328,7 +333,7 @@ impl Cells {
     fn choices(&self, parts: &Parts, request: &Request) -> Option<Vec<(usize, Choice)>> {
         let choice = |(node, gpus): &(usize, GpuCount)| {
             let state = self.nodes.get(*node)?;
-            let want = Want { model: request.model.clone(), spans: true, ..Want::gpus(*gpus) };
+            let want = Want { model: request.model.clone(), spans: true, near: request.near, ..Want::gpus(*gpus) };
             Some((*node, self.shapes.get(state.shape)?.choose(state.free, &want).ok()?))
         };
         parts.iter().map(choice).collect()

@@ -26,6 +26,9 @@ pub struct Want {
     pub separated: bool,
     /// Whether the job spans nodes, so that the network card counts.
     pub spans: bool,
+    /// Whether the job has fewer CPUs there than GPUs: a step then gets the GPUs near its CPUs only, so as few NUMA nodes
+    /// as can be come before everything else.
+    pub near: bool,
 }
 
 impl Want {
@@ -264,10 +267,11 @@ impl Tables {
     }
 
     /// What a set is worth for a job; larger is better.
-    pub(super) fn key(&self, free: GpuSet, set: GpuSet, want: &Want) -> (u32, u32, u32) {
+    pub(super) fn key(&self, free: GpuSet, set: GpuSet, want: &Want) -> (u8, u32, u32, u32) {
         let own = if want.separated { set } else { GpuSet(set.0 | want.beside.0) };
         let nic: u32 = if want.spans { set.iter().filter_map(|g| self.nic.get(g)).sum() } else { 0 };
-        (at(&self.own, own), self.remaining(free.without(set)), u32::MAX - nic)
+        let near = if want.near { u8::MAX - at(&self.numa, own) } else { 0 };
+        (near, at(&self.own, own), self.remaining(free.without(set)), u32::MAX - nic)
     }
 
     /// What a free set is worth for others: groups of 8 before quads before pairs.
