@@ -1,6 +1,7 @@
 //! What the tests, the benchmarks and the demo share: an elastic training in a lab, seen from outside.
 #![forbid(unsafe_code)]
 
+pub mod select;
 pub mod training;
 
 pub use training::{Options, Training};

@@ -6,4 +6,5 @@ mod cases;
 mod elastic;
 mod gpus;
 mod options;
+mod select;
 mod workspace;

@@ -19,6 +19,8 @@ pub fn seen(job: &Job<'_>) -> Event {
         job_id: n.id,
         array_job_id: n.array,
         array_task_id: n.task,
+        // Which ones is not looked at.
+        array_tasks: n.tasks_wait.then(|| "?".to_owned()),
         het_job_id: n.het,
         user_id: n.uid,
         user_name: text(t.user),
@@ -85,7 +87,9 @@ pub unsafe fn begin(job: *mut c_void) {
     let Some(mut plugin) = state::plugin_for(job) else { return };
     // SAFETY: as above.
     let Some(job) = (unsafe { Job::from_callback(job) }) else { return };
-    let outcome = plugin.expected(job.id()).map(|expected| {
+    // The tasks of an array are tried under one id, and start each under its own.
+    let expected = plugin.expected(job.id()).or_else(|| plugin.expected(job.array()).filter(|_| job.array() != 0));
+    let outcome = expected.map(|expected| {
         let other = |(n, wanted): &&(usize, u64)| job.selected(*n) != Some(*wanted);
         match expected.place.iter().find(other) {
             None => Outcome::Honoured,
@@ -93,6 +97,7 @@ pub unsafe fn begin(job: *mut c_void) {
         }
     });
     plugin.forget(job.id());
+    plugin.forget(job.array());
     plugin.tell(&Event::Begin { job: job.id(), outcome });
 }
 

@@ -177,31 +177,35 @@ impl Attempt<'_> {
             self.outcome = Some(Outcome::Not(why.into()));
             return;
         }
-        let mut why = "the plan has no place".to_owned();
+        let mut why = None;
         for place in places {
             match self.fits(&place) {
                 Ok(()) => {
                     self.offer(place);
                     return;
                 }
-                Err(text) => why = text,
+                // The first place is the one that the plan is about.
+                Err(text) => why = why.or(Some(text)),
             }
         }
+        let why = why.unwrap_or_else(|| "the plan has no place".into());
         self.waits = hard;
         self.outcome = Some(if hard { Outcome::Waits(why) } else { Outcome::Not(why) });
     }
 
-    /// The places of its plan, in slurmctld's terms, and whether the job waits for them.
+    /// The places of its plan and of its class, in slurmctld's terms, and whether the job waits for them.
     fn find(&self, plugin: &mut Guard, request: &GpuRequest<'_>, now: u64) -> Option<(bool, Vec<Place>)> {
-        let of_job = plugin.board.job(self.job.id()).filter(|p| p.until_ms > now);
-        let plan = match of_job {
-            Some(plan) => plan,
-            None => plugin.board.class(&self.signature(request)?).filter(|p| p.until_ms > now)?,
-        };
-        let hard = plan.hard && plan.until_ms <= now.saturating_add(HARD_MS);
-        let names = names(plugin, &plan);
+        let fresh = |p: &PlanRef<'_>| p.until_ms > now;
+        let own = plugin.board.job(self.job.id()).filter(fresh);
+        let hard = own.is_some_and(|p| p.hard && p.until_ms <= now.saturating_add(HARD_MS));
+        // A place that was taken meanwhile is made up for by those of the class.
+        let class = self.signature(request).filter(|_| !hard).and_then(|s| plugin.board.class(&s)).filter(fresh);
+        if own.is_none() && class.is_none() {
+            return None;
+        }
+        let named: Vec<_> = own.iter().chain(&class).flat_map(|p| names(plugin, p)).collect();
         let places =
-            names.into_iter().map(|place| place.into_iter().map(|(n, g)| Some((plugin.node(&n)?, g))).collect());
+            named.into_iter().map(|place| place.into_iter().map(|(n, g)| Some((plugin.node(&n)?, g))).collect());
         Some((hard, places.map(|p: Option<Place>| p.unwrap_or_default()).collect()))
     }
 

@@ -103,6 +103,8 @@ pub struct Numbers {
     pub time_limit: Option<u32>,
     /// Restarts.
     pub restarts: u32,
+    /// Whether it stands for tasks of an array that have not started: each gets an id of its own when it starts.
+    pub tasks_wait: bool,
     /// Whether it takes whole nodes for itself.
     pub exclusive: bool,
     /// Whether it has a batch script.
@@ -140,6 +142,11 @@ impl<'a> Job<'a> {
         self.record.job_id
     }
 
+    /// The array that it is a task of; 0: none.
+    pub fn array(&self) -> u32 {
+        self.record.array_job_id
+    }
+
     /// Owner.
     pub fn uid(&self) -> u32 {
         self.record.user_id
@@ -174,6 +181,7 @@ impl<'a> Job<'a> {
             priority: r.priority,
             time_limit: set(r.time_limit).filter(|t| *t != u32::MAX),
             restarts: u32::from(r.restart_cnt),
+            tasks_wait: !r.array_recs.is_null(),
             batch: r.batch_flag != 0,
             total_cpus: r.total_cpus,
             ..Numbers::default()

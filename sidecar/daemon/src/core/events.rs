@@ -106,6 +106,7 @@ impl Core {
                         job.flags.push("COMPLETING".into());
                     }
                     self.ask(id);
+                    self.unplanned = true;
                 }
                 false
             }

@@ -73,8 +73,19 @@ pub struct Holders(BTreeMap<NodeName, BTreeMap<u32, JobId>>);
 impl Holders {
     /// From Slurm's answer: every job that holds resources.
     pub fn of_view(view: &SlurmView) -> Holders {
+        Holders::of_jobs(view, |_| true)
+    }
+
+    /// Of the jobs that have not given anything back: what a job that ends has given back, Slurm may give away before it
+    /// shows that job as ended.
+    pub fn not_ending(view: &SlurmView) -> Holders {
+        let ends = |id: &JobId| view.jobs.get(id).is_some_and(|j| j.flags.iter().any(|f| f == "COMPLETING"));
+        Holders::of_jobs(view, |id| !ends(id))
+    }
+
+    fn of_jobs(view: &SlurmView, keep: impl Fn(&JobId) -> bool) -> Holders {
         let mut all: BTreeMap<NodeName, BTreeMap<u32, JobId>> = BTreeMap::new();
-        for (id, node, detail) in view::gres_held(view) {
+        for (id, node, detail) in view::gres_held(view).filter(|(id, ..)| keep(id)) {
             all.entry(node).or_default().extend(gres::gpu_indexes(detail).into_iter().map(|i| (i, id)));
         }
         Holders(all)

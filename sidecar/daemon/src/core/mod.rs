@@ -284,12 +284,9 @@ impl Core {
         if !std::mem::take(&mut self.unplanned) || self.view_at.is_none() {
             return;
         }
-        let seen = placing::Seen {
-            view: &self.view,
-            holders: &self.holders,
-            hardware: &self.hardware,
-            depth: self.settings.depth,
-        };
+        let holders = gpus::Holders::not_ending(&self.view);
+        let seen =
+            placing::Seen { view: &self.view, holders: &holders, hardware: &self.hardware, depth: self.settings.depth };
         let board = self.placer.board(seen);
         if self.board.as_ref() != Some(&board) {
             self.out.push(Effect::Plans(board.clone()));

@@ -136,6 +136,8 @@ impl Placer {
             }
         }
         let offers = self.offers(seen.view);
+        // Of all that is free: who comes first takes a place, and a job whose own is gone has those of its class.
+        let classes = self.classes(&offers);
         let mut plans = vec![];
         for job in queue(seen.view).into_iter().take(seen.depth) {
             if let Some(place) = self.place(&offers, job) {
@@ -143,7 +145,7 @@ impl Placer {
                 plans.push(plan(Key::Job(job.job_id), vec![self.to_board(&place)]));
             }
         }
-        plans.extend(self.classes(&offers));
+        plans.extend(classes);
         Board { nodes: self.spots.iter().map(|s| s.name.0.clone()).collect(), plans }
     }
 
