@@ -8,4 +8,5 @@ mod isolation;
 mod lost;
 mod orphans;
 mod outages;
+mod plugins;
 mod preemption;

@@ -149,3 +149,19 @@ pub fn all_free(lab: &Lab) -> Result<()> {
         in_use(lab).is_ok_and(|all| all.values().all(idle))
     })
 }
+
+/// File offset of an exported symbol of a library; panics where it has none.
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a library that was just built")]
+pub fn symbol(file: &std::path::Path, bytes: &[u8], name: &str) -> usize {
+    let nm = std::process::Command::new("nm").args(["-D", "--defined-only"]).arg(file).output().unwrap();
+    let text = String::from_utf8(nm.stdout).unwrap();
+    let line = text.lines().find(|l| l.ends_with(&format!(" {name}"))).unwrap();
+    let address = usize::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
+    let word = |at: usize| usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
+    let half = |at: usize| usize::from(u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()));
+    let (table, size, count) = (word(32), half(54), half(56)); // of the ELF64 header: program headers
+    let segments = (0..count).map(|i| table + i * size);
+    let holds = |at: &usize| word(at + 16) <= address && address < word(at + 16) + word(at + 32);
+    let segment = segments.filter(|at| bytes[*at] == 1).find(holds).unwrap();
+    address - word(segment + 16) + word(segment + 8)
+}

@@ -157,7 +157,7 @@ fn a_plugin_of_another_release_is_refused_whole() {
     let lab = lab(4);
     let plugin = lab.dir().join("lib/spank_pliant.so");
     let mut bytes = std::fs::read(&plugin).unwrap();
-    let at = symbol(&plugin, &bytes, "plugin_version");
+    let at = pliant_tests::select::symbol(&plugin, &bytes, "plugin_version");
     let own = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     // Major and minor in the upper halves: 23.02 for 22.05, and so on.
     bytes[at..at + 4].copy_from_slice(&(own + 0x1_0000).to_le_bytes());
@@ -173,19 +173,4 @@ fn a_plugin_of_another_release_is_refused_whole() {
     let line = text.lines().find(|l| l.contains("spank_pliant.so") || l.contains("plugin")).unwrap_or_default();
     assert!(text.contains("ncompatible") || line.contains("FAIL"), "{text}");
     assert_eq!(doctor.status.code(), Some(1));
-}
-
-/// File offset of an exported symbol.
-fn symbol(file: &std::path::Path, bytes: &[u8], name: &str) -> usize {
-    let nm = std::process::Command::new("nm").args(["-D", "--defined-only"]).arg(file).output().unwrap();
-    let text = String::from_utf8(nm.stdout).unwrap();
-    let line = text.lines().find(|l| l.ends_with(&format!(" {name}"))).unwrap();
-    let address = usize::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap();
-    let word = |at: usize| usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap();
-    let half = |at: usize| usize::from(u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()));
-    let (table, size, count) = (word(32), half(54), half(56)); // of the ELF64 header: program headers
-    let segments = (0..count).map(|i| table + i * size);
-    let holds = |at: &usize| word(at + 16) <= address && address < word(at + 16) + word(at + 32);
-    let segment = segments.filter(|at| bytes[*at] == 1).find(holds).unwrap();
-    address - word(segment + 16) + word(segment + 8)
 }

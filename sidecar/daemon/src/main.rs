@@ -112,8 +112,15 @@ fn lock(config: &Config) -> anyhow::Result<File> {
     std::fs::create_dir_all(dir).with_context(|| format!("make daemon.state_dir {}", dir.display()))?;
     let path = dir.join("lock");
     let file = File::create(&path).with_context(|| format!("open {}", path.display()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .with_context(|| format!("another pliantd uses {}", dir.display()))?;
+    // One that was just killed may take a moment until its last thread is gone.
+    let mut tries = 0;
+    while let Err(e) = rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        tries += 1;
+        if tries > 20 {
+            return Err(e).with_context(|| format!("another pliantd uses {}", dir.display()));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
     Ok(file)
 }
 

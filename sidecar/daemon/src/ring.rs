@@ -26,6 +26,10 @@ pub fn run(path: &Path, inputs: &mpsc::Sender<Input>) {
                 if inputs.blocking_send(Input::Ring(true)).is_err() {
                     return;
                 }
+                let beginning = reader.beginning().into_iter().collect();
+                if inputs.blocking_send(Input::Events(beginning)).is_err() {
+                    return;
+                }
                 follow(reader, &bell, path, inputs);
                 if inputs.blocking_send(Input::Ring(false)).is_err() {
                     return;

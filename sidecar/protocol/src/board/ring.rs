@@ -6,7 +6,7 @@
 //! number, never a mixture. How many records it has missed follows from the numbers.
 
 use super::bytes::{Sum, u32_at, u64_at};
-use super::event::{Event, Told};
+use super::event::{Event, Record, Told};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -259,8 +259,15 @@ impl<S: Store> RingReader<S> {
         Read::Gap(1)
     }
 
+    /// The last [`Event::Init`] that is still there: what a reader has to know that comes later than it.
+    pub fn beginning(&self) -> Option<Record> {
+        let inits = (0..self.layout.slots).filter_map(|i| self.slot(i)).filter(|(_, json)| is_init(json));
+        let (_, json) = inits.max_by_key(|(number, _)| *number)?;
+        serde_json::from_slice(&json).ok()
+    }
+
     /// The next event.
-    pub fn read(&mut self) -> Read<super::event::Record> {
+    pub fn read(&mut self) -> Read<Record> {
         match self.take() {
             // A record of another version is a loss like any other.
             Read::Record(json) => serde_json::from_slice(&json).map_or(Read::Gap(1), Read::Record),
@@ -269,6 +276,11 @@ impl<S: Store> RingReader<S> {
             Read::Anew => Read::Anew,
         }
     }
+}
+
+/// Whether a payload may be an [`Event::Init`], without reading all of it.
+fn is_init(json: &[u8]) -> bool {
+    json.windows(13).take(64).any(|w| w == b"\"is\":\"init\",\"")
 }
 
 fn layout_of(store: &impl Store) -> io::Result<Layout> {

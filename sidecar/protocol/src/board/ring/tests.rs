@@ -1,5 +1,4 @@
 use super::*;
-use crate::board::event::Record;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64 as Word, Ordering as Order};
 use std::sync::Mutex;
@@ -103,6 +102,20 @@ fn what_is_too_long_is_told_as_large() {
 }
 
 #[test]
+fn a_reader_that_comes_late_knows_how_it_began() {
+    let memory = Memory::default();
+    memory.write_zeros(64 * 200);
+    let writer = RingWriter::over(&memory, 8, 1024, 7).unwrap();
+    assert_eq!(RingReader::over(&memory).unwrap().beginning(), None);
+    let init = |idle: Option<&str>| Event::Init { slurm: "22.05.8".into(), idle: idle.map(str::to_owned) };
+    for event in [init(None), Event::NodeInit, init(Some("another layout")), Event::Reconfigure] {
+        writer.tell(&Told { ms: 1, event: &event }).unwrap();
+    }
+    let found = RingReader::over(&memory).unwrap().beginning();
+    assert_eq!(found, Some(Record { ms: 1, event: init(Some("another layout")) }));
+}
+
+#[test]
 fn a_file_that_is_no_ring_is_refused() {
     let memory = Memory::default();
     memory.write_all();
@@ -112,6 +125,11 @@ fn a_file_that_is_no_ring_is_refused() {
 }
 
 impl Memory {
+    fn write_zeros(&self, to: u64) {
+        let mut memory = self;
+        (&mut memory).write(to, &[0]).unwrap();
+    }
+
     fn write_all(&self) {
         (&self).write(0, &[7; 4096]).unwrap();
     }
