@@ -3,9 +3,12 @@
 
 mod agent;
 mod daemon;
+mod events;
+mod links;
 mod placement;
 mod report;
 mod resize;
+//mod select;
 mod spank;
 
 use report::Report;
@@ -19,6 +22,9 @@ const BENCHES: &[(&str, Bench)] = &[
     ("daemon", daemon::run),
     ("placement", placement::run),
     ("agent", agent::run),
+    //("select", select::run),
+    ("links", links::run),
+    ("events", events::run),
 ];
 
 fn main() -> ExitCode {

@@ -43,6 +43,11 @@ impl Report {
         self.print(case, metric, value, unit, None, true);
     }
 
+    /// Whether figures that another process has printed held.
+    pub fn also(&mut self, ok: bool) {
+        self.short += u32::from(!ok);
+    }
+
     fn print(&mut self, case: &str, metric: &str, value: f64, unit: &'static str, limit: Option<f64>, ok: bool) {
         let value = (value * 1000.0).round() / 1000.0;
         let figure =

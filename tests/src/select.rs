@@ -16,6 +16,11 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Microseconds since the Unix epoch, to the fraction.
+pub fn now_us() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() * 1e6
+}
+
 /// The event ring of a lab, from now on.
 #[derive(Debug)]
 pub struct Events {

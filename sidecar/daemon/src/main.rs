@@ -349,7 +349,13 @@ impl Reactor {
                 let (all, jobs) = self.core.take_asks();
                 self.soon.ask(all, jobs);
             }
-            Effect::Plans(board) => self.board.publish(&board, now().wall_ms),
+            Effect::Plans(board, event_ms) => {
+                self.board.publish(&board, now().wall_ms);
+                if let Some(at) = event_ms {
+                    let after_event_ms = now().wall_ms.saturating_sub(at);
+                    tracing::debug!(plans = board.plans.len(), after_event_ms, "published");
+                }
+            }
         }
     }
 }

@@ -228,6 +228,7 @@ pub async fn run(port: Port, wanted: Arc<Wanted>, mut cancels: mpsc::Receiver<Ca
             Ok((view, jobs)) => {
                 if jobs.is_none() {
                     listed = Some(last);
+                    tracing::debug!("all jobs listed");
                 }
                 if failures > 0 {
                     tracing::info!("Slurm answers again");

@@ -195,9 +195,10 @@ exports! {
     fn select_p_select_nodeinfo_free(info: Ptr) -> c_int;
     fn select_p_select_nodeinfo_set_all() -> c_int;
     fn select_p_select_nodeinfo_set(job: Ptr) -> c_int {
-        // SAFETY: as above. Here the resources are committed.
+        // Here the resources are committed.
         after(answer) {
             if events::went_well(answer) {
+                // SAFETY: as above.
                 unsafe { events::about(job, events::start) }
             }
         }

@@ -85,6 +85,18 @@ pub fn all() -> Result<Vec<Known>> {
     Ok(all)
 }
 
+/// The topology of a capture of the collection; `None`: the collection is not there.
+pub fn topology(id: &str) -> Result<Option<NodeTopology>> {
+    let root = pliant_tests::root().join("../shared/cases/files");
+    if !root.is_dir() {
+        return Ok(None);
+    }
+    match capture::read(&std::fs::read_to_string(file(&root, id)?)?).with_context(|| id.to_owned())? {
+        Capture::Topology(topology) => Ok(Some(topology)),
+        Capture::List(_) => bail!("{id}: a list"),
+    }
+}
+
 fn file(root: &std::path::Path, id: &str) -> Result<PathBuf> {
     let (folder, number) = id.split_once('/').context("folder/number")?;
     for entry in std::fs::read_dir(root.join(folder))? {

@@ -1,7 +1,7 @@
 //! Placement: the right values of every real capture, also under other names for its GPUs; how well jobs that come and
 //! go are placed, beside other rules and the optimum; how long a choice takes.
 
-mod boxes;
+pub mod boxes;
 mod lab;
 mod rules;
 mod times;

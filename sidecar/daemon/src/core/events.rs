@@ -66,10 +66,12 @@ impl Core {
     /// What happened inside slurmctld.
     pub fn on_events(&mut self, records: Vec<Record>, now: Now) {
         let mut changed = false;
+        let first = records.first().map(|r| r.ms);
         for Record { ms, event } in records {
             changed |= self.happened(event, ms, now);
         }
         if changed {
+            self.event_ms = self.event_ms.or(first);
             self.view_changed();
         }
     }

@@ -49,8 +49,8 @@ pub enum Effect {
     },
     /// Look at Slurm soon: something there has changed.
     PollSoon,
-    /// Publish these plans for the select plugin.
-    Plans(Board),
+    /// Publish these plans for the select plugin; made upon an event of that time (Unix ms), if upon one.
+    Plans(Board, Option<Millis>),
 }
 
 /// Settings of the reactor.
@@ -190,6 +190,8 @@ pub struct Core {
     board: Option<Board>,
     /// Plans are to be made.
     unplanned: bool,
+    /// The first event since the last plans, Unix ms.
+    event_ms: Option<Millis>,
     /// Jobs that Slurm is to be asked about; all of them where `ask_for_all`.
     asks: BTreeSet<JobId>,
     ask_for_all: bool,
@@ -230,6 +232,7 @@ impl Core {
             placer: placing::Placer::default(),
             board: None,
             unplanned: false,
+            event_ms: None,
             asks: BTreeSet::new(),
             ask_for_all: true,
             unjudged: BTreeMap::new(),
@@ -289,7 +292,7 @@ impl Core {
             placing::Seen { view: &self.view, holders: &holders, hardware: &self.hardware, depth: self.settings.depth };
         let board = self.placer.board(seen);
         if self.board.as_ref() != Some(&board) {
-            self.out.push(Effect::Plans(board.clone()));
+            self.out.push(Effect::Plans(board.clone(), self.event_ms.take()));
             self.board = Some(board);
         }
     }

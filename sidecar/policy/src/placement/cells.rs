@@ -378,7 +378,7 @@ impl Cells {
 
     /// The same share of so many nodes, the fullest first.
     fn each(&self, cell: &Cell, shape: usize, request: &Request) -> Option<Parts> {
-        let count = request.nodes.filter(|n| *n > 0 && request.gpus % n == 0)?;
+        let count = request.nodes.filter(|n| *n > 0 && request.gpus.is_multiple_of(*n))?;
         let share = request.gpus / count;
         if cell.at_least(shape, share as usize) < count {
             return None;

@@ -126,8 +126,7 @@ fn a_file_that_is_no_ring_is_refused() {
 
 impl Memory {
     fn write_zeros(&self, to: u64) {
-        let mut memory = self;
-        (&mut memory).write(to, &[0]).unwrap();
+        (&self).write(to, &[0]).unwrap();
     }
 
     fn write_all(&self) {
