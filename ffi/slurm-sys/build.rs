@@ -58,6 +58,7 @@ const FUNCTIONS_SELECT: &[&str] = &[
     "slurm_bit_fls",
     "slurm_bit_copy",
     "slurm_bit_copybits",
+    "slurm_bit_or",
     "slurm_bit_free",
     "slurm_bit_clear_all",
     "slurm_list_find_first",

@@ -8,7 +8,7 @@ mod links;
 mod placement;
 mod report;
 mod resize;
-//mod select;
+mod select;
 mod spank;
 
 use report::Report;
@@ -22,7 +22,8 @@ const BENCHES: &[(&str, Bench)] = &[
     ("daemon", daemon::run),
     ("placement", placement::run),
     ("agent", agent::run),
-    //("select", select::run),
+    ("select", select::run),
+    ("soak", select::soak),
     ("links", links::run),
     ("events", events::run),
 ];

@@ -5,6 +5,7 @@
 mod cases;
 mod elastic;
 mod gpus;
+mod grow;
 mod options;
 mod select;
 mod workspace;

@@ -12,7 +12,7 @@ use std::time::Duration;
 const WAIT: Duration = Duration::from_secs(60);
 
 /// Where the select plugin of a release cannot be built there is none to test.
-fn missing() -> bool {
+pub fn missing() -> bool {
     let none = std::env::var_os("PLIANT_LAB_NO_SELECT").is_some();
     if none {
         eprintln!("skipped: the select plugin is not built for this release of Slurm");

@@ -131,12 +131,24 @@ pub struct Elastic {
     /// Seconds after which a first world in which no rank has called `pliant.connect()` is taken for one of a script
     /// without the client. Longer than a script takes to load.
     pub client_wait: Seconds,
+    /// How a job may grow.
+    pub grow: Grow,
 }
 
 impl Default for Elastic {
     fn default() -> Self {
-        Elastic { grace: 60, grace_max: 600, client_wait: 60 }
+        Elastic { grace: 60, grace_max: 600, client_wait: 60, grow: Grow::Slices }
     }
+}
+
+/// How a job may grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Grow {
+    /// By allocations of their own beside it, in any Slurm.
+    Slices,
+    /// Also by Slurm's own merge of jobs (`--dependency=expand`), which the select plugin then allows for jobs with GPUs.
+    InPlace,
 }
 
 /// Why the file cannot be used.

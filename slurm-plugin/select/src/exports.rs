@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What Slurm looks up and calls. Each function is a shim: our part before, the stock call, our part after.
 
-use crate::{events, state, steer};
+use crate::{events, grow, state, steer};
 use pliant_protocol::board::Event;
 use slurm::fence::Fence;
 use slurm::select::stock::Stock;
@@ -291,11 +291,23 @@ pub unsafe extern "C" fn select_p_job_test(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn select_p_job_expand(from: Ptr, to: Ptr) -> c_int {
     type Expand = unsafe extern "C" fn(Ptr, Ptr) -> c_int;
-    // SAFETY: as above.
-    let stock = unsafe { std::mem::transmute::<Ptr, Option<Expand>>(stock_symbol("select_p_job_expand")) };
-    FENCE.guard("select_p_job_expand", || ());
-    // SAFETY: with Slurm's own arguments.
-    let answer = stock.map_or(ERROR, |f| unsafe { f(from, to) });
-    FENCE.guard("select_p_job_expand:after", || ());
+    type Plain = unsafe extern "C" fn(Ptr) -> c_int;
+    // SAFETY: Slurm's own pointers, during its call.
+    let growth = FENCE.guard("select_p_job_expand", || unsafe { grow::begin(from, to) }).flatten();
+    let Some(growth) = growth else {
+        // SAFETY: as above.
+        let stock = unsafe { std::mem::transmute::<Ptr, Option<Expand>>(stock_symbol("select_p_job_expand")) };
+        // SAFETY: with Slurm's own arguments.
+        return stock.map_or(ERROR, |f| unsafe { f(from, to) });
+    };
+    let call = |name: &str, job: Ptr| {
+        // SAFETY: both functions take a job in every release.
+        let stock = unsafe { std::mem::transmute::<Ptr, Option<Plain>>(stock_symbol(name)) };
+        // SAFETY: a job of Slurm's own call.
+        stock.map_or(ERROR, |f| unsafe { f(job) })
+    };
+    let answer =
+        growth.pair.merge(|job| call("select_p_job_fini", job), |job| call("select_p_select_nodeinfo_set", job));
+    FENCE.guard("select_p_job_expand:after", || grow::end(growth.from, growth.to, answer));
     answer
 }

@@ -5,6 +5,7 @@
 //! * [`exports`]: what Slurm looks up; shims around the stock call.
 //! * [`steer`]: our part of a test: nodes and GPUs of the plan, and what came of it.
 //! * [`events`]: our part of the other calls: what is told to pliantd.
+//! * [`grow`]: a GPU job merged into another one.
 //! * [`state`]: the board, the ring and what is remembered between calls.
 //!
 //! **Failure policy.** No board, no ring, a foreign file, another layout, a panic: at most one line in slurmctld's log,
@@ -13,5 +14,6 @@
 
 mod events;
 mod exports;
+mod grow;
 mod state;
 mod steer;

@@ -5,7 +5,7 @@
 //! tmpfs.
 
 use pliant_protocol::board::{BoardReader, Event, RingWriter, Told, Trusted, on_memory};
-use pliant_protocol::config::Config;
+use pliant_protocol::config::{Config, Grow};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use slurm::select::job::Job;
 use slurm::select::{layout, node};
@@ -35,6 +35,8 @@ pub struct Plugin {
     pub hold_ms: u64,
     /// Whether a bench measures.
     pub measure: bool,
+    /// GPU jobs may be merged.
+    pub in_place: bool,
     /// Whether the layout was looked at, and found right.
     checked: Option<bool>,
     seen: Vec<(u32, u64)>,
@@ -69,6 +71,7 @@ pub fn begin() -> Vec<String> {
         board: BoardReader::new(Trusted { path: config.select.board, owner }),
         ring,
         hold_ms: config.select.hold.min(2) * 1000,
+        in_place: config.elastic.grow == Grow::InPlace,
         measure: std::env::var_os("PLIANT_SELECT_MEASURE").is_some(),
         checked: None,
         seen: vec![(0, 0); SEEN],

@@ -2,8 +2,8 @@
 //! Our part of a test: the nodes and GPUs of the job's plan are all that the stock call is offered, and what it has
 //! chosen is compared with the plan.
 
-use crate::events;
 use crate::state::{self, Expected, Guard, Plugin, now_ms};
+use crate::{events, grow};
 use pliant_protocol::board::{Event, Outcome, PlaceRef, PlanRef, Shape, Signature};
 use slurm::fence::Fence;
 use slurm::select::job::{GpuRequest, Job};
@@ -138,16 +138,22 @@ pub unsafe fn job_test(
 /// As [`job_test`].
 unsafe fn begin<'a>(job: *mut c_void, nodes: *mut c_void, asked: Asked) -> Option<Attempt<'a>> {
     let mut plugin = state::plugin_for(job)?;
-    let meter = Meter::start(plugin.measure);
+    let starts = asked.is_run_now() || asked.is_will_run();
+    let meter = Meter::start(plugin.measure && starts);
     // SAFETY: the caller's promise; the layout was checked.
-    let (job, nodes) = unsafe { (Job::from_callback(job)?, Nodes::from_callback(nodes)?) };
+    let (pointer, job, nodes) = unsafe { (job, Job::from_callback(job)?, Nodes::from_callback(nodes)?) };
     let news = plugin.is_news(&job);
     if news {
         plugin.tell(&events::seen(&job));
     }
     let (place, outcome, masks, took) = (None, None, vec![], Took::default());
     let mut attempt = Attempt { job, nodes, asked, place, outcome, masks, waits: false, took };
-    if asked.is_run_now() {
+    // SAFETY: as above.
+    if let Some(why) = starts.then(|| unsafe { grow::limit(&plugin, pointer, &attempt.job, &attempt.nodes) }).flatten()
+    {
+        attempt.outcome = Some(Outcome::Waits(why));
+        attempt.waits = true;
+    } else if asked.is_run_now() {
         attempt.follow(&mut plugin);
     } else if asked.is_will_run() {
         attempt.limit(&mut plugin);
@@ -372,10 +378,10 @@ fn finish(mut attempt: Attempt<'_>, answer: c_int) {
         None => plugin.forget(job),
     }
     attempt.tell(&plugin, answer == SUCCESS);
-    if plugin.measure && attempt.asked.is_run_now() {
-        let mut took = attempt.took;
-        drop(attempt);
-        meter.add_to(&mut took);
+    let (mut took, asked) = (attempt.took, attempt.asked);
+    drop(attempt);
+    meter.add_to(&mut took);
+    if plugin.measure && asked.is_run_now() {
         plugin.tell(&Event::Took { job, cpu_ns: took.cpu_ns, wall_ns: took.wall_ns });
     }
 }

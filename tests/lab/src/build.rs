@@ -153,7 +153,8 @@ impl Builder {
         self
     }
 
-    /// The whole gres.conf; `{devices}` stands for the folder of the device files gpu0, gpu1, ….
+    /// The whole gres.conf; `{devices}` stands for the folder of the device files gpu0, gpu1, …. A `Type=` in it, one for
+    /// all GPUs, is also said in slurm.conf.
     pub fn gres_conf(mut self, text: impl Into<String>) -> Self {
         self.spec.gres = Some(text.into());
         self

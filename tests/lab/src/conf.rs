@@ -117,7 +117,10 @@ fn node_line(spec: &Spec) -> String {
         (format!("n[0-{last}]"), format!("[{}-{}]", spec.ports.slurmd, spec.ports.slurmd + last))
     };
     let cpus = spec.cpus();
-    let gres = if spec.gpus > 0 { format!(" Gres=gpu:{}", spec.gpus) } else { String::new() };
+    let kind =
+        spec.gres.as_deref().and_then(|text| text.split_whitespace().find_map(|word| word.strip_prefix("Type=")));
+    let kind = kind.map(|kind| format!("{kind}:")).unwrap_or_default();
+    let gres = if spec.gpus > 0 { format!(" Gres=gpu:{kind}{}", spec.gpus) } else { String::new() };
     format!(
         "NodeName={names} NodeHostname={} NodeAddr=127.0.0.1 Port={ports} CPUs={cpus} Boards=1 SocketsPerBoard=2 \
          CoresPerSocket={} ThreadsPerCore=1 RealMemory=1000000{gres}\n",

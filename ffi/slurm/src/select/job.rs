@@ -157,6 +157,11 @@ impl<'a> Job<'a> {
         self.record.het_job_id != 0
     }
 
+    /// The job that it is to be merged into (`--dependency=expand:ID`).
+    pub fn expands(&self) -> Option<u32> {
+        self.details.map(|d| d.expanding_jobid).filter(|id| *id != 0)
+    }
+
     /// The partition that is tried now.
     pub fn partition(&self) -> &'a str {
         // SAFETY: null or a partition's record, which lives as long as the call.

@@ -108,6 +108,12 @@ impl Nodes {
         unsafe { bits::ones(self.map) }
     }
 
+    /// Takes nodes out, for good.
+    pub fn take_out(&self, nodes: &[usize]) {
+        // SAFETY: as above.
+        nodes.iter().for_each(|node| unsafe { bits::clear(self.map, *node) });
+    }
+
     /// Leaves only these of the nodes that are offered.
     pub fn narrow(&mut self, to: &[usize]) {
         // SAFETY: as above; the copy is ours.

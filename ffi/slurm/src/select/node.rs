@@ -94,6 +94,12 @@ impl Gpus {
         unsafe { (*self.0).topo_cnt > 0 }
     }
 
+    /// Whether they have types.
+    pub fn is_typed(self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.0).type_cnt > 0 }
+    }
+
     /// Turns the link counts round, so that Slurm's ascending sort (24.05 and later) begins with the best-linked GPUs.
     /// Whether they were not turned yet.
     pub fn turn_links(self) -> bool {

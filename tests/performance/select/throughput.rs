@@ -1,0 +1,140 @@
+//! Jobs started per second, with Pliant and without it, run in turn.
+
+use super::faults::{FAULTS, Fault};
+use crate::report::{Report, percentile};
+use anyhow::{Context, Result, ensure};
+use pliant_lab::Lab;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Jobs of a run.
+const JOBS: u32 = 300;
+const PAIRS: u32 = 10;
+/// From the issue: ours over stock, and seconds to an answer of slurmctld.
+const RATIO: f64 = 0.97;
+const ANSWER: f64 = 1.0;
+
+/// Runs this part.
+pub fn run(report: &mut Report) -> Result<()> {
+    let ours = lab(true)?;
+    let stock = lab(false)?;
+    for fault in FAULTS {
+        compare(report, &ours, &stock, fault)?;
+    }
+    ours.down()?;
+    stock.down()
+}
+
+/// 64 nodes of eight. The agents, which belong on nodes of their own, would be 64 on this one machine.
+pub fn lab(pliant: bool) -> Result<Lab> {
+    let lab = Lab::builder()
+        .nodes(64)
+        .gpus(8)
+        .pliant(pliant)
+        .conf_line("SchedulerParameters=batch_sched_delay=0,sched_interval=1,default_queue_depth=2000,partition_job_depth=2000")
+        .conf_line("MaxArraySize=2000")
+        .conf_line("MaxJobCount=20000")
+        .conf_line("MinJobAge=10")
+        .start()?;
+    if pliant {
+        ensure!(lab.spec().select, "the select plugin is not built for this release of Slurm");
+        lab.wait_for(Duration::from_secs(30), "plans are there", || lab.spec().board().exists())?;
+        for service in lab.services().iter().filter(|s| s.starts_with("agent.")) {
+            lab.kill(service)?;
+        }
+    }
+    Ok(lab)
+}
+
+fn compare(report: &mut Report, ours: &Lab, stock: &Lab, fault: &Fault) -> Result<()> {
+    let broken = (fault.begin)(ours)?;
+    let (mut ratios, mut rates, mut answers) = (vec![], vec![], vec![]);
+    for n in 0..=PAIRS {
+        let first = if n % 2 == 0 { [ours, stock] } else { [stock, ours] };
+        let mut rate = [0.0, 0.0];
+        for lab in first {
+            let (jobs, answer) = started_per_second(lab)?;
+            let which = usize::from(lab.spec().pliant);
+            if let Some(place) = rate.get_mut(which) {
+                *place = jobs;
+            }
+            if lab.spec().pliant {
+                answers.push(answer);
+            }
+        }
+        // The first pair warms both up.
+        if n > 0 {
+            let [plain, with] = rate;
+            ratios.push(with / plain);
+            rates.push(with);
+        }
+    }
+    drop(broken);
+    let metric = "jobs started per second, ours over stock, median of 10 pairs";
+    report.at_least(fault.name, metric, percentile(&ratios, 0.5), "ratio", RATIO);
+    report.note(fault.name, "jobs started per second, ours, median", percentile(&rates, 0.5), "jobs/s");
+    report.at_most(fault.name, "scontrol ping, slowest", percentile(&answers, 1.0), "s", ANSWER);
+    Ok(())
+}
+
+/// One run: 300 tasks of one GPU; by slurmctld's own log, from its first allocation to its last. Also the slowest answer
+/// of slurmctld meanwhile, in seconds.
+fn started_per_second(lab: &Lab) -> Result<(f64, f64)> {
+    let tasks = format!("--array=0-{}", JOBS - 1);
+    let before = std::fs::metadata(lab.log("slurmctld"))?.len();
+    let (done, mut slowest) = (AtomicBool::new(false), 0.0_f64);
+    std::thread::scope(|scope| -> Result<()> {
+        let pings = scope.spawn(|| -> Result<f64> {
+            let mut slowest = 0.0_f64;
+            while !done.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                let answer = lab.run("root", &["scontrol", "ping"])?;
+                ensure!(answer.contains("is UP"), "{answer}");
+                slowest = slowest.max(asked.elapsed().as_secs_f64());
+                std::thread::sleep(Duration::from_millis(250));
+            }
+            Ok(slowest)
+        });
+        let ran = lab
+            .sbatch(lab.user(0), &["-Q", &tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"])
+            .and_then(|_| idle(lab));
+        done.store(true, Ordering::Relaxed);
+        ran?;
+        slowest = pings.join().map_err(|_| anyhow::anyhow!("scontrol ping"))??;
+        Ok(())
+    })?;
+    let log = std::fs::read(lab.log("slurmctld"))?;
+    let log = String::from_utf8_lossy(log.get(usize::try_from(before)?..).unwrap_or_default()).into_owned();
+    let starts: Vec<f64> = log
+        .lines()
+        .filter(|l| l.contains("Allocate JobId=") || l.contains("Started JobId="))
+        .filter_map(time)
+        .collect();
+    ensure!(starts.len() == JOBS as usize, "{} of {JOBS} starts in slurmctld's log", starts.len());
+    let (first, last) = (percentile(&starts, 0.0), percentile(&starts, 1.0));
+    Ok((f64::from(JOBS) / (last - first).max(1e-3), slowest))
+}
+
+/// Waits until no job is left.
+pub fn idle(lab: &Lab) -> Result<()> {
+    lab.wait_for(Duration::from_secs(300), "all jobs are through", || {
+        std::thread::sleep(Duration::from_millis(200));
+        lab.run("root", &["squeue", "-h"]).is_ok_and(|t| t.trim().is_empty())
+    })
+}
+
+/// Seconds of the day of a line such as `[2026-12-01T12:00:00.123] …`.
+fn time(line: &str) -> Option<f64> {
+    let clock = line.strip_prefix('[')?.split_once('T')?.1.split_once(']')?.0;
+    let mut parts = clock.split(':').map(str::parse::<f64>);
+    let mut next = || parts.next()?.ok();
+    Some(next()? * 3600.0 + next()? * 60.0 + next()?)
+}
+
+/// MiB that a service holds in memory.
+pub fn resident(lab: &Lab, service: &str) -> Result<f64> {
+    let pid = lab.process(service).with_context(|| format!("no {service}"))?.pid;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+}
