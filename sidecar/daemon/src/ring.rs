@@ -15,6 +15,9 @@ use tokio::sync::mpsc;
 const EVERY: Duration = Duration::from_secs(1);
 /// Events handed over at once.
 const BATCH: usize = 512;
+/// Between two looks while events come, and after so many looks without one it waits for the bell.
+const LOOK: Duration = Duration::from_millis(2);
+const QUIET: u32 = 25;
 
 /// Runs for ever.
 pub fn run(path: &Path, inputs: &mpsc::Sender<Input>) {
@@ -59,18 +62,24 @@ fn open(path: &Path) -> Result<(RingReader, OwnedFd), String> {
     let file = Trusted { path: path.to_owned(), owner: meta.uid() }.open().map_err(|e| e.to_string())?;
     let bell = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).map_err(|e| say(&e))?;
     // Watched before the last record is looked for: nothing falls between.
-    let signs = inotify::WatchFlags::MODIFY | inotify::WatchFlags::ATTRIB;
-    inotify::add_watch(&bell, path, signs).map_err(|e| say(&e))?;
+    watch(&bell, path).map_err(|e| say(&e))?;
     let reader = RingReader::open(file).map_err(|e| say(&e))?;
     Ok((reader, bell))
 }
 
-/// Hands events on until the ring is another one.
+/// Rings once, at the next write: a watch that stays would cost slurmctld a wake-up at each of its writes.
+fn watch(bell: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+    let signs = inotify::WatchFlags::MODIFY | inotify::WatchFlags::ATTRIB | inotify::WatchFlags::ONESHOT;
+    inotify::add_watch(bell, path, signs).map(drop)
+}
+
+/// Hands events on until the ring is another one. While events come it looks at short intervals, else it waits for the bell.
 fn follow(mut reader: RingReader, bell: &OwnedFd, path: &Path, inputs: &mpsc::Sender<Input>) {
     let inode = path.metadata().map(|m| m.ino()).ok();
+    let mut quiet = QUIET;
     loop {
         let mut batch: Vec<Record> = vec![];
-        let more = loop {
+        while batch.len() < BATCH {
             match reader.read() {
                 Read::Record(record) => batch.push(record),
                 Read::Gap(lost) => {
@@ -78,23 +87,30 @@ fn follow(mut reader: RingReader, bell: &OwnedFd, path: &Path, inputs: &mpsc::Se
                         return;
                     }
                 }
-                Read::Nothing => break false,
+                Read::Nothing => break,
                 Read::Anew => return,
             }
-            if batch.len() >= BATCH {
-                break true;
-            }
-        };
+        }
+        quiet = if batch.is_empty() { quiet.saturating_add(1) } else { 0 };
         if !batch.is_empty() && inputs.blocking_send(Input::Events(batch)).is_err() {
             return;
         }
-        if more {
+        if quiet < QUIET {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        if quiet == QUIET {
+            // Looked at once more with the bell in place.
+            if watch(bell, path).is_err() {
+                return;
+            }
             continue;
         }
         let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
         if poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0) {
             let mut signs = [0u8; 4096];
             while rustix::io::read(bell, &mut signs).is_ok_and(|n| n > 0) {}
+            quiet = 0;
         }
         if path.metadata().map(|m| m.ino()).ok() != inode {
             return;

@@ -2,8 +2,7 @@
 //! Our part of the calls other than a test: what happened is told to pliantd.
 
 use crate::state;
-use pliant_protocol::board::{Event, Outcome};
-use pliant_protocol::bridge::JobRecord;
+use pliant_protocol::board::{Event, Outcome, SeenJob, Sight};
 use slurm::select::job::Job;
 use slurm::select::node;
 use std::ffi::{c_int, c_void};
@@ -12,59 +11,57 @@ use std::ffi::{c_int, c_void};
 const TEXT: usize = 256;
 
 /// The first sight of a job.
-pub fn seen(job: &Job<'_>) -> Event {
+pub fn seen<'a>(job: &Job<'a>) -> Sight<'a> {
     let (n, t) = (job.numbers(), job.texts());
-    let text = |s: &str| (!s.is_empty()).then(|| cut(s));
-    let record = JobRecord {
+    let seen = SeenJob {
         job_id: n.id,
         array_job_id: n.array,
         array_task_id: n.task,
         // Which ones is not looked at.
-        array_tasks: n.tasks_wait.then(|| "?".to_owned()),
+        array_tasks: if n.tasks_wait { "?" } else { "" },
         het_job_id: n.het,
         user_id: n.uid,
-        user_name: text(t.user),
-        name: text(t.name),
-        comment: text(t.comment),
-        account: text(t.account),
-        partition: text(t.partition),
-        reservation: text(t.reservation),
-        features: text(t.features),
-        state: "PENDING".into(),
-        priority: Some(n.priority),
-        submit_time: Some(n.submitted),
+        user_name: cut(t.user),
+        name: cut(t.name),
+        comment: cut(t.comment),
+        account: cut(t.account),
+        partition: cut(t.partition),
+        reservation: cut(t.reservation),
+        features: cut(t.features),
+        state: "PENDING",
+        priority: n.priority,
+        submit_time: n.submitted,
         time_limit: n.time_limit,
-        num_nodes: Some(n.min_nodes),
+        num_nodes: n.min_nodes,
         max_nodes: n.max_nodes,
-        num_cpus: Some(n.min_cpus),
+        num_cpus: n.min_cpus,
         cpus_per_task: n.cpus_per_task,
         num_tasks: n.tasks,
-        tres_req: text(t.tres_req),
-        tres_per_job: text(t.tres_per_job),
-        tres_per_node: text(t.tres_per_node),
-        tres_per_socket: text(t.tres_per_socket),
-        tres_per_task: text(t.tres_per_task),
-        cpus_per_tres: text(t.cpus_per_tres),
-        req_nodes: text(t.req_nodes),
-        exc_nodes: text(t.exc_nodes),
+        tres_req: cut(t.tres_req),
+        tres_per_job: cut(t.tres_per_job),
+        tres_per_node: cut(t.tres_per_node),
+        tres_per_socket: cut(t.tres_per_socket),
+        tres_per_task: cut(t.tres_per_task),
+        cpus_per_tres: cut(t.cpus_per_tres),
+        req_nodes: cut(t.req_nodes),
+        exc_nodes: cut(t.exc_nodes),
         exclusive: n.exclusive,
         batch: n.batch,
-        alloc_node: text(t.alloc_node),
+        alloc_node: cut(t.alloc_node),
         restart_count: n.restarts,
         requeue: n.requeue,
-        licenses: text(t.licenses),
-        ..JobRecord::default()
+        licenses: cut(t.licenses),
     };
     let env = job.spank_env().into_iter().filter(|e| e.contains("PLIANT_")).map(cut).collect();
-    Event::Seen { job: Box::new(record), env }
+    Sight { job: seen, env }
 }
 
-fn cut(text: &str) -> String {
+fn cut(text: &str) -> &str {
     let mut end = text.len().min(TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    text.get(..end).unwrap_or_default().to_owned()
+    text.get(..end).unwrap_or_default()
 }
 
 /// An event about a job, made from its record.

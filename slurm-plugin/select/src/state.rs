@@ -4,7 +4,7 @@
 //! Nothing here waits: the lock is only ever tried (slurmctld's own locks keep the calls apart), and every file lies on a
 //! tmpfs.
 
-use pliant_protocol::board::{BoardReader, Event, RingWriter, Told, Trusted, on_memory};
+use pliant_protocol::board::{BoardReader, Event, PlaceRef, PlanRef, RingWriter, Signature, Told, Trusted, on_memory};
 use pliant_protocol::config::{Config, Grow};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use slurm::select::job::Job;
@@ -12,7 +12,7 @@ use slurm::select::{layout, node};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::fs::File;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{Hash as _, Hasher};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -22,6 +22,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SEEN: usize = 4096;
 /// Choices between their test and their start.
 const EXPECTED: usize = 64;
+/// The most places of a plan that are tried.
+const PLACES: usize = 64;
+/// A hard plan keeps a job waiting for so long at most, milliseconds.
+const HARD_MS: u64 = 2_000;
 
 static PLUGIN: Mutex<Option<Plugin>> = Mutex::new(None);
 
@@ -45,13 +49,25 @@ pub struct Plugin {
     expected: VecDeque<Expected>,
 }
 
+/// Positions of nodes in slurmctld's table, and GPUs by index. Empty: a node is not there.
+pub type Place = Vec<(usize, u64)>;
+
+/// A plan in slurmctld's terms.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    hard: bool,
+    until_ms: u64,
+    /// In order of preference.
+    pub places: Vec<Place>,
+}
+
 /// A choice that a test has made for a job by its plan: node and GPUs.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// The job.
     pub job: u32,
-    /// Positions of nodes, and GPUs by index.
-    pub place: Vec<(usize, u64)>,
+    /// What was chosen.
+    pub place: Place,
 }
 
 /// Begins; called once, in slurmctld. What is wrong comes back as lines for the log.
@@ -161,10 +177,17 @@ impl Plugin {
     }
 
     /// Tells pliantd, if there is a ring.
-    pub fn tell(&self, event: &Event) {
+    pub fn tell(&self, event: &impl Told) {
         if let Some(ring) = &self.ring {
             // The space is there; a failure is a gap that the reader sees.
-            let _ = ring.tell(&Told { ms: now_ms(), event });
+            let _ = ring.tell(now_ms(), event);
+        }
+    }
+
+    /// Tells it together with what is told next, in the same call.
+    pub fn tell_with_next(&self, event: &impl Told) {
+        if let Some(ring) = &self.ring {
+            let _ = ring.tell_with_next(now_ms(), event);
         }
     }
 
@@ -173,7 +196,7 @@ impl Plugin {
         let mut numbers = job.numbers();
         // It grows all the time, and says nothing about what the job asks for.
         numbers.priority = u32::from(numbers.priority == 0);
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Quick::default();
         (numbers, job.partition()).hash(&mut hasher);
         let gpus = job.gpus();
         let counts = gpus.map(|g| (g.kind, g.per_job, g.per_node, g.per_socket, g.per_task));
@@ -189,15 +212,14 @@ impl Plugin {
         }
     }
 
-    /// The position of a node in slurmctld's table.
-    pub fn node(&mut self, name: &str) -> Option<usize> {
-        if let Some(at) = self.nodes.get(name).copied()
-            && node::name(at) == Some(name)
-        {
-            return Some(at);
-        }
-        self.nodes = (0..node::count()).filter_map(|i| Some((node::name(i)?.to_owned(), i))).collect();
-        self.nodes.get(name).copied()
+    /// The plan of a job that counts now.
+    pub fn plan_of_job(&mut self, job: u32, now: u64) -> Option<Planned> {
+        Planned::of(&self.board, self.board.job(job)?, &mut self.nodes, now)
+    }
+
+    /// The plan of the first class that a request is of, if it counts now.
+    pub fn plan_of_class(&mut self, request: &Signature<'_>, now: u64) -> Option<Planned> {
+        Planned::of(&self.board, self.board.class(request)?, &mut self.nodes, now)
     }
 
     /// Remembers a choice until the job has started.
@@ -225,6 +247,57 @@ impl Plugin {
             slurm::select::log_info(&format!("pliant: plans are not followed: {text}"));
         }
     }
+}
+
+/// A hash of few instructions: nobody chooses what is hashed.
+#[derive(Default)]
+struct Quick(u64);
+
+impl Hasher for Quick {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let word = chunk.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            self.write_u64(word);
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    }
+}
+
+impl Planned {
+    fn of(board: &BoardReader, plan: PlanRef<'_>, nodes: &mut HashMap<String, usize>, now: u64) -> Option<Planned> {
+        let mut place = |p: PlaceRef<'_>| -> Option<Place> {
+            p.parts().map(|(node, gpus)| Some((position(nodes, board.node(node)?)?, gpus))).collect()
+        };
+        let places = plan.places().take(PLACES).map(|p| place(p).unwrap_or_default()).collect();
+        (plan.until_ms > now).then_some(Planned { hard: plan.hard, until_ms: plan.until_ms, places })
+    }
+
+    /// Whether the job waits rather than goes elsewhere; not for long.
+    pub fn is_hard(&self, now: u64) -> bool {
+        self.hard && self.until_ms <= now.saturating_add(HARD_MS)
+    }
+}
+
+/// The position of a node in slurmctld's table.
+fn position(known: &mut HashMap<String, usize>, name: &str) -> Option<usize> {
+    if let Some(at) = known.get(name).copied()
+        && node::name(at) == Some(name)
+    {
+        return Some(at);
+    }
+    *known = (0..node::count()).filter_map(|i| Some((node::name(i)?.to_owned(), i))).collect();
+    known.get(name).copied()
 }
 
 /// Milliseconds since the Unix epoch.

@@ -2,9 +2,9 @@
 //! Our part of a test: the nodes and GPUs of the job's plan are all that the stock call is offered, and what it has
 //! chosen is compared with the plan.
 
-use crate::state::{self, Expected, Guard, Plugin, now_ms};
+use crate::state::{self, Expected, Guard, Place, Planned, Plugin, now_ms};
 use crate::{events, grow};
-use pliant_protocol::board::{Event, Outcome, PlaceRef, PlanRef, Shape, Signature};
+use pliant_protocol::board::{Event, Outcome, Shape, Signature};
 use slurm::fence::Fence;
 use slurm::select::job::{GpuRequest, Job};
 use slurm::select::mask::{BusyGpus, Nodes};
@@ -13,10 +13,6 @@ use slurm::select::{ERROR, SUCCESS, node, thread_cpu_ns};
 use std::ffi::{c_int, c_void};
 use std::time::Instant;
 
-/// The most places of a plan that are tried.
-const PLACES: usize = 64;
-/// A hard plan keeps a job waiting for so long at most, milliseconds.
-const HARD_MS: u64 = 2_000;
 const NAME: &str = "select_p_job_test";
 const AFTER: &str = "select_p_job_test:after";
 
@@ -42,9 +38,6 @@ impl Asked {
         self.mode & 0xff == 2
     }
 }
-
-/// A place with positions of slurmctld's table.
-type Place = Vec<(usize, u64)>;
 
 /// What is under way around one stock call.
 #[derive(Debug)]
@@ -142,9 +135,13 @@ unsafe fn begin<'a>(job: *mut c_void, nodes: *mut c_void, asked: Asked) -> Optio
     let meter = Meter::start(plugin.measure && starts);
     // SAFETY: the caller's promise; the layout was checked.
     let (pointer, job, nodes) = unsafe { (job, Job::from_callback(job)?, Nodes::from_callback(nodes)?) };
-    let news = plugin.is_news(&job);
-    if news {
-        plugin.tell(&events::seen(&job));
+    if plugin.is_news(&job) {
+        // How the test ends is told in a moment.
+        if asked.is_run_now() {
+            plugin.tell_with_next(&events::seen(&job));
+        } else {
+            plugin.tell(&events::seen(&job));
+        }
     }
     let (place, outcome, masks, took) = (None, None, vec![], Took::default());
     let mut attempt = Attempt { job, nodes, asked, place, outcome, masks, waits: false, took };
@@ -174,45 +171,48 @@ impl Attempt<'_> {
         let now = now_ms();
         let fresh = plugin.board.refresh(now);
         plugin.complain();
-        let found = fresh.then(|| self.find(plugin, &request, now)).flatten();
-        let Some((hard, places)) = found else {
+        let own = fresh.then(|| plugin.plan_of_job(self.job.id(), now)).flatten();
+        let hard = own.as_ref().is_some_and(|p| p.is_hard(now));
+        let mut why = None;
+        if let Some(plan) = &own
+            && self.take(plan, &request, &mut why)
+        {
+            return;
+        }
+        // A place that was taken meanwhile is made up for by those of the class.
+        let class =
+            if fresh && !hard { self.signature(&request).and_then(|s| plugin.plan_of_class(&s, now)) } else { None };
+        if let Some(plan) = &class
+            && self.take(plan, &request, &mut why)
+        {
+            return;
+        }
+        if own.is_none() && class.is_none() {
             self.waits = self.is_held(plugin, now);
             return;
-        };
-        if let Some(why) = self.left_alone(&request) {
-            self.outcome = Some(Outcome::Not(why.into()));
-            return;
-        }
-        let mut why = None;
-        for place in places {
-            match self.fits(&place) {
-                Ok(()) => {
-                    self.offer(place);
-                    return;
-                }
-                // The first place is the one that the plan is about.
-                Err(text) => why = why.or(Some(text)),
-            }
         }
         let why = why.unwrap_or_else(|| "the plan has no place".into());
-        self.waits = hard;
-        self.outcome = Some(if hard { Outcome::Waits(why) } else { Outcome::Not(why) });
+        self.waits = hard && self.left_alone(&request).is_none();
+        self.outcome = Some(if self.waits { Outcome::Waits(why) } else { Outcome::Not(why) });
     }
 
-    /// The places of its plan and of its class, in slurmctld's terms, and whether the job waits for them.
-    fn find(&self, plugin: &mut Guard, request: &GpuRequest<'_>, now: u64) -> Option<(bool, Vec<Place>)> {
-        let fresh = |p: &PlanRef<'_>| p.until_ms > now;
-        let own = plugin.board.job(self.job.id()).filter(fresh);
-        let hard = own.is_some_and(|p| p.hard && p.until_ms <= now.saturating_add(HARD_MS));
-        // A place that was taken meanwhile is made up for by those of the class.
-        let class = self.signature(request).filter(|_| !hard).and_then(|s| plugin.board.class(&s)).filter(fresh);
-        if own.is_none() && class.is_none() {
-            return None;
+    /// Offers the first place of a plan that is free; else says why not.
+    fn take(&mut self, plan: &Planned, request: &GpuRequest<'_>, why: &mut Option<String>) -> bool {
+        if let Some(text) = self.left_alone(request) {
+            *why = Some(text.into());
+            return false;
         }
-        let named: Vec<_> = own.iter().chain(&class).flat_map(|p| names(plugin, p)).collect();
-        let places =
-            named.into_iter().map(|place| place.into_iter().map(|(n, g)| Some((plugin.node(&n)?, g))).collect());
-        Some((hard, places.map(|p: Option<Place>| p.unwrap_or_default()).collect()))
+        for place in &plan.places {
+            match self.fits(place) {
+                Ok(()) => {
+                    self.offer(place.clone());
+                    return true;
+                }
+                // The first place is the one that the plan is about.
+                Err(text) => *why = why.take().or(Some(text)),
+            }
+        }
+        false
     }
 
     fn signature<'b>(&'b self, request: &GpuRequest<'b>) -> Option<Signature<'b>> {
@@ -225,7 +225,7 @@ impl Attempt<'_> {
         let (shape, gpus) = counts.into_iter().find(|(_, n)| *n > 0)?;
         Some(Signature {
             partition: self.job.partition(),
-            features: self.job.texts().features,
+            features: self.job.features(),
             kind: request.kind,
             uid: self.job.uid(),
             min_nodes: self.asked.min_nodes,
@@ -243,7 +243,7 @@ impl Attempt<'_> {
             Some("a job of several GPU types is left alone")
         } else if self.job.is_exclusive() {
             Some("an exclusive job has all GPUs of its nodes")
-        } else if !self.job.texts().reservation.is_empty() {
+        } else if self.job.is_reserved() {
             Some("a job in a reservation is left alone")
         } else {
             None
@@ -292,9 +292,9 @@ impl Attempt<'_> {
         if !plugin.board.refresh(now) || self.left_alone(&request).is_some() {
             return;
         }
-        let Some((true, places)) = self.find(plugin, &request, now) else { return };
+        let Some(plan) = plugin.plan_of_job(self.job.id(), now).filter(|p| p.is_hard(now)) else { return };
         let nodes: Vec<usize> =
-            places.into_iter().flatten().map(|(n, _)| n).filter(|n| self.nodes.offers(*n)).collect();
+            plan.places.into_iter().flatten().map(|(n, _)| n).filter(|n| self.nodes.offers(*n)).collect();
         if !nodes.is_empty() {
             self.nodes.narrow(&nodes);
             self.place = Some(vec![]);
@@ -313,12 +313,6 @@ impl Attempt<'_> {
             plugin.tell(&Event::Test { job: self.job.id(), fits, outcome: self.outcome.clone() });
         }
     }
-}
-
-/// Places of a plan by name: the board's copy is not held while slurmctld's table is searched.
-fn names(plugin: &Plugin, plan: &PlanRef<'_>) -> Vec<Vec<(String, u64)>> {
-    let name = |(n, gpus): (u32, u64)| Some((plugin.board.node(n)?.to_owned(), gpus));
-    plan.places().take(PLACES).map(|p: PlaceRef<'_>| p.parts().filter_map(name).collect()).collect()
 }
 
 /// After the first stock call.

@@ -2,7 +2,7 @@
 
 use crate::report::{Report, percentile};
 use anyhow::{Context, Result, ensure};
-use pliant_lab::Lab;
+use pliant_lab::{Lab, Signal};
 use pliant_model::JobId;
 use pliant_protocol::board::{Class, Event, Key, Outcome, Plan};
 use pliant_tests::select::{Events, Hand, now_ms};
@@ -68,6 +68,7 @@ pub fn run(report: &mut Report) -> Result<()> {
         .service_env("slurmctld", "PLIANT_SELECT_MEASURE", "1")
         .start()?;
     ensure!(lab.spec().select, "the select plugin is not built for this release of Slurm");
+    super::throughput::prefer_slurmctld(&lab)?;
     lab.kill("pliantd")?;
     let mut hand = Hand::of(&lab)?;
     let mut events = Events::of(&lab)?;
@@ -87,7 +88,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Submits a round, plans a GPU for each of its jobs, and lets them start.
 fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
-    let submit = |_| lab.sbatch(lab.user(0), &["-Q", "--hold", "--gres=gpu:1", "-o/dev/null", "--wrap", "sleep 600"]);
+    let submit = |_| lab.sbatch(lab.user(0), &["--hold", "--gres=gpu:1", "-o/dev/null", "--wrap", "sleep 600"]);
     let jobs: Vec<JobId> = (0..ROUND).map(submit).collect::<Result<_>>()?;
     let plans = plans(&jobs)?;
     hand.write(plans.clone())?;
@@ -99,6 +100,9 @@ fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
                 std::thread::sleep(Duration::from_millis(RENEWED));
             }
         });
+        // Nodes are other machines: what they would do with the jobs waits until all have started.
+        let nodes: Vec<String> = lab.services().into_iter().filter(|s| s.starts_with("slurmd.")).collect();
+        nodes.iter().try_for_each(|node| lab.signal(node, Signal::STOP))?;
         let list: Vec<String> = jobs.iter().map(ToString::to_string).collect();
         let started = lab.run("root", &["scontrol", "release", &list.join(",")]).and_then(|_| {
             let wanted: BTreeSet<u32> = jobs.iter().map(|j| j.0).collect();
@@ -109,6 +113,7 @@ fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
             })
         });
         done.store(true, Ordering::Relaxed);
+        nodes.iter().try_for_each(|node| lab.signal(node, Signal::CONT))?;
         started
     })
 }
@@ -215,6 +220,11 @@ fn waits(report: &mut Report, (mut child, file): (Child, std::path::PathBuf), la
             && let Some((name, _)) = call.split_once('(')
             && !name.starts_with("<...")
         {
+            // Waking somebody is no waiting.
+            let name = if call.contains("FUTEX_WAKE") { "futex (wake)" } else { name };
+            if WAITING.contains(&name) {
+                eprintln!("bench select: {line}");
+            }
             *calls.entry(name).or_default() += 1.0;
         }
     }

@@ -103,6 +103,7 @@ fn full(lab: &Lab) -> Result<Box<dyn Any>> {
     anyhow::ensure!(status.success(), "no tmpfs at {at}");
     let mounted = Mounted(memory.clone());
     lab.start("slurmctld")?;
+    super::throughput::prefer_slurmctld(lab)?;
     // `dd` ends with "no space left".
     Command::new("dd").args(["if=/dev/zero", &format!("of={at}/filler"), "bs=64k"]).output()?;
     lab.start("pliantd")?;

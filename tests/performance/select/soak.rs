@@ -52,7 +52,7 @@ fn through(pliant: bool) -> Result<Through> {
 fn round(lab: &Lab) -> Result<()> {
     for gpus in 1..=4 {
         let gres = format!("--gres=gpu:{gpus}");
-        lab.sbatch(lab.user(0), &["-Q", "--array=0-249", &gres, "-o/dev/null", "--wrap", "true"])?;
+        lab.sbatch(lab.user(0), &["--array=0-249", &gres, "-o/dev/null", "--wrap", "true"])?;
     }
     idle(lab)
 }

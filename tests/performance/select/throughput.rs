@@ -4,6 +4,7 @@ use super::faults::{FAULTS, Fault};
 use crate::report::{Report, percentile};
 use anyhow::{Context, Result, ensure};
 use pliant_lab::Lab;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ const PAIRS: u32 = 10;
 const RATIO: f64 = 0.97;
 const ANSWER: f64 = 1.0;
 
-/// Runs this part.
+/// Runs this part. Nodes are other machines than the controller: slurmctld goes before all that runs on 64 nodes.
 pub fn run(report: &mut Report) -> Result<()> {
     let ours = lab(true)?;
     let stock = lab(false)?;
@@ -23,6 +24,14 @@ pub fn run(report: &mut Report) -> Result<()> {
     }
     ours.down()?;
     stock.down()
+}
+
+/// Puts slurmctld before all else, as on a machine of its own; after each start.
+pub fn prefer_slurmctld(lab: &Lab) -> Result<()> {
+    let pid = lab.process("slurmctld").context("no slurmctld")?.pid.to_string();
+    let out = Command::new("chrt").args(["-a", "-f", "-p", "1", &pid]).output()?;
+    ensure!(out.status.success(), "chrt: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(())
 }
 
 /// 64 nodes of eight. The agents, which belong on nodes of their own, would be 64 on this one machine.
@@ -36,6 +45,7 @@ pub fn lab(pliant: bool) -> Result<Lab> {
         .conf_line("MaxJobCount=20000")
         .conf_line("MinJobAge=10")
         .start()?;
+    prefer_slurmctld(&lab)?;
     if pliant {
         ensure!(lab.spec().select, "the select plugin is not built for this release of Slurm");
         lab.wait_for(Duration::from_secs(30), "plans are there", || lab.spec().board().exists())?;
@@ -48,18 +58,16 @@ pub fn lab(pliant: bool) -> Result<Lab> {
 
 fn compare(report: &mut Report, ours: &Lab, stock: &Lab, fault: &Fault) -> Result<()> {
     let broken = (fault.begin)(ours)?;
-    let (mut ratios, mut rates, mut answers) = (vec![], vec![], vec![]);
+    let (mut ratios, mut rates, mut answers) = (vec![], vec![], [vec![], vec![]]);
     for n in 0..=PAIRS {
         let first = if n % 2 == 0 { [ours, stock] } else { [stock, ours] };
         let mut rate = [0.0, 0.0];
         for lab in first {
             let (jobs, answer) = started_per_second(lab)?;
             let which = usize::from(lab.spec().pliant);
-            if let Some(place) = rate.get_mut(which) {
+            if let (Some(place), Some(all)) = (rate.get_mut(which), answers.get_mut(which)) {
                 *place = jobs;
-            }
-            if lab.spec().pliant {
-                answers.push(answer);
+                all.push(answer);
             }
         }
         // The first pair warms both up.
@@ -73,7 +81,9 @@ fn compare(report: &mut Report, ours: &Lab, stock: &Lab, fault: &Fault) -> Resul
     let metric = "jobs started per second, ours over stock, median of 10 pairs";
     report.at_least(fault.name, metric, percentile(&ratios, 0.5), "ratio", RATIO);
     report.note(fault.name, "jobs started per second, ours, median", percentile(&rates, 0.5), "jobs/s");
-    report.at_most(fault.name, "scontrol ping, slowest", percentile(&answers, 1.0), "s", ANSWER);
+    let [plain, with] = answers;
+    report.at_most(fault.name, "scontrol ping, slowest", percentile(&with, 1.0), "s", ANSWER);
+    report.note(fault.name, "scontrol ping, slowest, stock", percentile(&plain, 1.0), "s");
     Ok(())
 }
 
@@ -88,16 +98,16 @@ fn started_per_second(lab: &Lab) -> Result<(f64, f64)> {
             let mut slowest = 0.0_f64;
             while !done.load(Ordering::Relaxed) {
                 let asked = Instant::now();
-                let answer = lab.run("root", &["scontrol", "ping"])?;
+                // The question is how slurmctld answers, not how long the command waits for a core.
+                let answer = lab.run("root", &["chrt", "-f", "1", "scontrol", "ping"])?;
                 ensure!(answer.contains("is UP"), "{answer}");
                 slowest = slowest.max(asked.elapsed().as_secs_f64());
                 std::thread::sleep(Duration::from_millis(250));
             }
             Ok(slowest)
         });
-        let ran = lab
-            .sbatch(lab.user(0), &["-Q", &tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"])
-            .and_then(|_| idle(lab));
+        let ran =
+            lab.sbatch(lab.user(0), &[&tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"]).and_then(|_| idle(lab));
         done.store(true, Ordering::Relaxed);
         ran?;
         slowest = pings.join().map_err(|_| anyhow::anyhow!("scontrol ping"))??;

@@ -55,8 +55,11 @@ pub(super) unsafe fn clear(map: *mut sys::bitstr_t, bit: usize) {
 /// # Safety
 /// As [`size`].
 pub(super) unsafe fn word(map: *mut sys::bitstr_t) -> u64 {
-    // SAFETY: as above.
-    unsafe { (0..size(map).min(64)).filter(|bit| test(map, *bit)).fold(0, |word, bit| word | 1 << bit) }
+    // SAFETY: as above; all bits are inside.
+    unsafe {
+        let bits = (0..size(map).min(64)).filter(|bit| sys::slurm_bit_test(map, number(*bit)) != 0);
+        bits.fold(0, |word, bit| word | 1 << bit)
+    }
 }
 
 /// The set bits, ascending.

@@ -168,6 +168,18 @@ impl<'a> Job<'a> {
         unsafe { self.record.part_ptr.cast::<sys::part_record_t>().as_ref().map_or("", |p| str_of(p.name)) }
     }
 
+    /// Whether it is in a reservation.
+    pub fn is_reserved(&self) -> bool {
+        // SAFETY: null or a C string of that job.
+        !unsafe { str_of(self.record.resv_name) }.is_empty()
+    }
+
+    /// `--constraint`, as typed.
+    pub fn features(&self) -> &'a str {
+        // SAFETY: as above.
+        self.details.map_or("", |d| unsafe { str_of(d.features) })
+    }
+
     /// Whether it takes whole nodes for itself.
     pub fn is_exclusive(&self) -> bool {
         self.details.is_some_and(|d| d.whole_node == 1)

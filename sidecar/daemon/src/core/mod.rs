@@ -291,8 +291,9 @@ impl Core {
         let seen =
             placing::Seen { view: &self.view, holders: &holders, hardware: &self.hardware, depth: self.settings.depth };
         let board = self.placer.board(seen);
+        let event_ms = self.event_ms.take();
         if self.board.as_ref() != Some(&board) {
-            self.out.push(Effect::Plans(board.clone(), self.event_ms.take()));
+            self.out.push(Effect::Plans(board.clone(), event_ms));
             self.board = Some(board);
         }
     }

@@ -3,13 +3,106 @@
 use crate::bridge::JobRecord;
 use serde::{Deserialize, Serialize};
 
+/// What can be told.
+pub trait Told: Serialize {
+    /// The job that it is about.
+    fn job(&self) -> Option<u32>;
+}
+
+impl Told for Event {
+    fn job(&self) -> Option<u32> {
+        Event::job(self)
+    }
+}
+
 /// An event with its time, to be written.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Told<'a> {
-    /// Milliseconds since the Unix epoch.
+pub(super) struct Line<'a, T> {
     pub ms: u64,
-    /// What happened.
-    pub event: &'a Event,
+    pub event: &'a T,
+}
+
+/// [`Event::Seen`] out of slurmctld's own texts: no memory is asked for while slurmctld waits. Fields as in [`JobRecord`],
+/// those that a test can see; empty texts are left out.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(tag = "is", rename = "seen")]
+#[allow(missing_docs, reason = "as in JobRecord")]
+pub struct Sight<'a> {
+    pub job: SeenJob<'a>,
+    pub env: Vec<&'a str>,
+}
+
+impl Told for Sight<'_> {
+    fn job(&self) -> Option<u32> {
+        Some(self.job.job_id)
+    }
+}
+
+/// See [`Sight`].
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[allow(missing_docs, reason = "as in JobRecord")]
+pub struct SeenJob<'a> {
+    pub job_id: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array_job_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array_task_id: Option<u32>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub array_tasks: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub het_job_id: Option<u32>,
+    pub user_id: u32,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub user_name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub comment: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub account: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub partition: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub reservation: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub features: &'a str,
+    pub state: &'a str,
+    pub priority: u32,
+    pub submit_time: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<u32>,
+    pub num_nodes: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_nodes: Option<u32>,
+    pub num_cpus: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus_per_task: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_tasks: Option<u32>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub tres_req: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub tres_per_job: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub tres_per_node: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub tres_per_socket: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub tres_per_task: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub cpus_per_tres: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub req_nodes: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub exc_nodes: &'a str,
+    pub exclusive: bool,
+    pub batch: bool,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub alloc_node: &'a str,
+    pub restart_count: u32,
+    pub requeue: bool,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub licenses: &'a str,
 }
 
 /// An event with its time, as read.

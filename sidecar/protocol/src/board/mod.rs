@@ -8,7 +8,7 @@ mod file;
 mod plan;
 mod ring;
 
-pub use event::{Event, Outcome, Record, Told};
+pub use event::{Event, Outcome, Record, SeenJob, Sight, Told};
 pub use file::{FileError, Trusted, on_memory};
 pub use plan::{Board, BoardReader, Class, Key, MAX_BOARD, Place, PlaceRef, Plan, PlanRef, Shape, Signature, write};
 pub use ring::{Read, RingReader, RingWriter};

@@ -74,9 +74,29 @@ pub struct Class {
     pub gpus: u32,
 }
 
+/// A class in the plugin's copy.
+struct ClassRef<'a> {
+    partition: &'a str,
+    features: &'a str,
+    kind: &'a str,
+    uid: Option<u32>,
+    min_nodes: u32,
+    max_nodes: u32,
+    in_all: bool,
+    gpus: u32,
+}
+
 impl Class {
     /// Whether a request is of this class.
-    pub fn holds(&self, s: &Signature<'_>) -> bool {
+    pub fn holds(&self, request: &Signature<'_>) -> bool {
+        let (partition, features, kind) = (&*self.partition, &*self.features, &*self.kind);
+        let Class { uid, min_nodes, max_nodes, in_all, gpus, .. } = *self;
+        ClassRef { partition, features, kind, uid, min_nodes, max_nodes, in_all, gpus }.holds(request)
+    }
+}
+
+impl ClassRef<'_> {
+    fn holds(&self, s: &Signature<'_>) -> bool {
         let counted = match s.shape {
             Shape::PerNode => !self.in_all || s.min_nodes == 1 && s.max_nodes == 1,
             Shape::PerJob => self.in_all || s.min_nodes == 1 && s.max_nodes == 1,
@@ -245,6 +265,11 @@ pub struct BoardReader {
     file: Option<File>,
     header: Option<Header>,
     body: Vec<u8>,
+    /// Where the next body is read to.
+    spare: Vec<u8>,
+    /// When the file was looked at, and whether the copy counted then.
+    looked_ms: u64,
+    fresh: bool,
     /// Not opened again before.
     retry_ms: u64,
     /// Why there is no board, to be logged once.
@@ -254,11 +279,29 @@ pub struct BoardReader {
 impl BoardReader {
     /// Nothing is opened yet.
     pub fn new(trusted: Trusted) -> BoardReader {
-        BoardReader { trusted, file: None, header: None, body: vec![], retry_ms: 0, complaint: None }
+        BoardReader {
+            trusted,
+            file: None,
+            header: None,
+            body: vec![],
+            spare: vec![],
+            looked_ms: 0,
+            fresh: false,
+            retry_ms: 0,
+            complaint: None,
+        }
     }
 
-    /// Brings the copy up to date; whether there is a board that counts at `now_ms`.
+    /// Brings the copy up to date, at most once in a millisecond; whether there is a board that counts at `now_ms`.
     pub fn refresh(&mut self, now_ms: u64) -> bool {
+        if self.looked_ms != now_ms {
+            self.looked_ms = now_ms;
+            self.fresh = self.look_again(now_ms);
+        }
+        self.fresh
+    }
+
+    fn look_again(&mut self, now_ms: u64) -> bool {
         let fresh = |h: &Header| h.expires_ms > now_ms && h.written_ms <= now_ms.saturating_add(60_000);
         match self.look() {
             Some(new) if self.header.is_some_and(|old| old == new) => {}
@@ -294,21 +337,18 @@ impl BoardReader {
     fn copy(&mut self, header: Header) {
         let Some(length) = usize::try_from(header.length).ok().filter(|n| *n <= MAX_BOARD) else { return };
         let Some(file) = &self.file else { return };
-        let mut body = std::mem::take(&mut self.body);
-        let old = self.header;
-        self.header = None;
-        if old.is_some_and(|h| h.sum == header.sum && h.length == header.length && h.generation == header.generation) {
+        let same = |h: Header| h.sum == header.sum && h.length == header.length && h.generation == header.generation;
+        if self.header.is_some_and(same) {
             // Only the expiry has moved.
-            (self.body, self.header) = (body, Some(header));
+            self.header = Some(header);
             return;
         }
-        let mut new = vec![0; length];
-        let whole = file.read_exact_at(&mut new, u64::try_from(HEADER).unwrap_or(64)).is_ok()
-            && Header::of(header.generation, header.written_ms, header.expires_ms, &new) == header;
-        if whole {
-            body = new;
+        self.spare.resize(length, 0);
+        let read = file.read_exact_at(&mut self.spare, u64::try_from(HEADER).unwrap_or(64)).is_ok();
+        if read && Header::of(header.generation, header.written_ms, header.expires_ms, &self.spare) == header {
+            std::mem::swap(&mut self.body, &mut self.spare);
+            self.header = Some(header);
         }
-        (self.body, self.header) = (body, if whole { Some(header) } else { old });
     }
 
     fn reopen(&mut self) {
@@ -355,10 +395,10 @@ impl BoardReader {
             let (features, at) = text_at(&self.body, at)?;
             let (kind, at) = text_at(&self.body, at)?;
             let n = |i: usize| u32_at(&self.body, at + i * 4);
-            let class = Class {
-                partition: partition.to_owned(),
-                features: features.to_owned(),
-                kind: kind.to_owned(),
+            let class = ClassRef {
+                partition,
+                features,
+                kind,
                 uid: n(0).filter(|u| *u != u32::MAX),
                 min_nodes: n(1)?,
                 max_nodes: n(2)?,

@@ -6,7 +6,9 @@
 //! number, never a mixture. How many records it has missed follows from the numbers.
 
 use super::bytes::{Sum, u32_at, u64_at};
-use super::event::{Event, Record, Told};
+use super::event::{Event, Line, Record, Told};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -108,15 +110,22 @@ fn to_u64(n: usize) -> u64 {
 pub struct RingWriter<S = FileStore> {
     store: S,
     layout: Layout,
+    /// The record that is made, behind room for its head; empty: none. Its memory stays: none is asked for while
+    /// slurmctld waits.
+    ready: RefCell<Vec<u8>>,
 }
 
 impl RingWriter {
-    /// Begins a ring in a file of its own, whose space is there already. `epoch` tells it from the one before.
+    /// Begins a ring in a file of its own. All of its space is written once, so that no later write has to find any.
+    /// `epoch` tells it from the one before.
     ///
     /// # Errors
     /// The system's.
     pub fn begin(file: File, epoch: u64) -> io::Result<RingWriter> {
-        RingWriter::over(FileStore { file, next: AtomicU64::new(1) }, SLOTS, SLOT, epoch)
+        let store = FileStore { file, next: AtomicU64::new(1) };
+        let slots = vec![0; usize::try_from(RingWriter::size()).unwrap_or(0)];
+        store.write(0, &slots)?;
+        RingWriter::over(store, SLOTS, SLOT, epoch)
     }
 
     /// Bytes that the file must have.
@@ -129,38 +138,76 @@ impl<S: Store> RingWriter<S> {
     fn over(store: S, slots: u64, slot: usize, epoch: u64) -> io::Result<RingWriter<S>> {
         let layout = Layout { slots, slot, epoch };
         store.write(0, &layout.header())?;
-        Ok(RingWriter { store, layout })
+        Ok(RingWriter { store, layout, ready: RefCell::new(Vec::with_capacity(2 * slot)) })
     }
 
-    /// Writes a payload. One that is too long for a slot is not written.
+    /// Adds to the record that is made; what no longer fits into its slot begins the next one.
     ///
     /// # Errors
-    /// Too long, or the system's.
-    fn put(&self, payload: &[u8]) -> io::Result<u64> {
-        if payload.len() + HEAD > self.layout.slot {
-            return Err(io::ErrorKind::InvalidInput.into());
+    /// `InvalidInput` for what fits into none, or the system's.
+    fn put(&self, payload: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
+        let mut ready = self.ready.borrow_mut();
+        if ready.is_empty() {
+            ready.resize(HEAD, 0);
         }
-        let number = self.store.claim();
-        let mut slot = Vec::with_capacity(HEAD + payload.len());
-        slot.extend(number.to_le_bytes());
-        slot.extend(to_u64(payload.len()).to_le_bytes());
-        slot.extend(self.layout.sum(number, payload).to_le_bytes());
-        slot.extend(payload);
-        self.store.write(self.layout.offset(number), &slot)?;
-        Ok(number)
+        let begin = ready.len();
+        let made = payload(&mut ready);
+        if made.is_err() || HEAD + (ready.len() - begin) > self.layout.slot {
+            ready.truncate(begin);
+            return made.and(Err(io::ErrorKind::InvalidInput.into()));
+        }
+        if ready.len() > self.layout.slot {
+            let rest = ready.split_off(begin);
+            drop(ready);
+            self.flush()?;
+            ready = self.ready.borrow_mut();
+            ready.resize(HEAD, 0);
+            ready.extend(rest);
+        }
+        Ok(())
     }
 
-    /// Tells an event. One that is too long is told as [`Event::Large`], whose job is then asked for.
+    /// Writes the record that is made.
+    fn flush(&self) -> io::Result<()> {
+        let mut slot = self.ready.borrow_mut();
+        if slot.len() <= HEAD {
+            return Ok(());
+        }
+        let number = self.store.claim();
+        let payload = slot.get(HEAD..).unwrap_or_default();
+        let head = [number, to_u64(payload.len()), self.layout.sum(number, payload)];
+        for (place, field) in slot.chunks_mut(8).zip(head) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        let done = self.store.write(self.layout.offset(number), &slot);
+        slot.clear();
+        done
+    }
+
+    /// Tells an event of a time (Unix ms). One that is too long is told as [`Event::Large`], whose job is then asked for.
     ///
     /// # Errors
     /// The system's.
-    pub fn tell(&self, told: &Told<'_>) -> io::Result<()> {
-        let json = serde_json::to_vec(told).map_err(io::Error::other)?;
-        if json.len() + HEAD <= self.layout.slot {
-            return self.put(&json).map(drop);
+    pub fn tell(&self, ms: u64, event: &impl Told) -> io::Result<()> {
+        self.tell_with_next(ms, event)?;
+        self.flush()
+    }
+
+    /// Tells an event in one record with the next one, which comes at once: a call of the system less.
+    ///
+    /// # Errors
+    /// As [`RingWriter::tell`].
+    pub fn tell_with_next(&self, ms: u64, event: &impl Told) -> io::Result<()> {
+        match self.put_json(ms, event) {
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                self.put_json(ms, &Event::Large { job: event.job().unwrap_or(0) })
+            }
+            done => done,
         }
-        let large = Told { ms: told.ms, event: &Event::Large { job: told.event.job().unwrap_or(0) } };
-        self.put(&serde_json::to_vec(&large).map_err(io::Error::other)?).map(drop)
+    }
+
+    fn put_json(&self, ms: u64, event: &impl Told) -> io::Result<()> {
+        self.put(|slot| serde_json::to_writer(slot, &Line { ms, event }).map_err(io::Error::other))
     }
 }
 
@@ -183,6 +230,8 @@ pub struct RingReader<S = FileStore> {
     store: S,
     layout: Layout,
     next: u64,
+    /// Events of the last record that were not given out yet.
+    rest: VecDeque<Record>,
     /// How often the next slot could not be read while a later one was there.
     stuck: u32,
 }
@@ -203,7 +252,7 @@ impl RingReader {
 impl<S: Store> RingReader<S> {
     fn over(store: S) -> io::Result<RingReader<S>> {
         let layout = layout_of(&store)?;
-        let mut reader = RingReader { store, layout, next: 1, stuck: 0 };
+        let mut reader = RingReader { store, layout, next: 1, rest: VecDeque::new(), stuck: 0 };
         let newest = (0..layout.slots).filter_map(|i| reader.number_in(i)).max();
         reader.next = newest.map_or(1, |n| n.saturating_add(1));
         Ok(reader)
@@ -263,14 +312,20 @@ impl<S: Store> RingReader<S> {
     pub fn beginning(&self) -> Option<Record> {
         let inits = (0..self.layout.slots).filter_map(|i| self.slot(i)).filter(|(_, json)| is_init(json));
         let (_, json) = inits.max_by_key(|(number, _)| *number)?;
-        serde_json::from_slice(&json).ok()
+        serde_json::Deserializer::from_slice(&json).into_iter().next()?.ok()
     }
 
     /// The next event.
     pub fn read(&mut self) -> Read<Record> {
+        if let Some(record) = self.rest.pop_front() {
+            return Read::Record(record);
+        }
         match self.take() {
-            // A record of another version is a loss like any other.
-            Read::Record(json) => serde_json::from_slice(&json).map_or(Read::Gap(1), Read::Record),
+            Read::Record(json) => {
+                self.rest = serde_json::Deserializer::from_slice(&json).into_iter().map_while(Result::ok).collect();
+                // A record of another version is a loss like any other.
+                self.rest.pop_front().map_or(Read::Gap(1), Read::Record)
+            }
             Read::Gap(n) => Read::Gap(n),
             Read::Nothing => Read::Nothing,
             Read::Anew => Read::Anew,
