@@ -212,3 +212,28 @@ fn slurmctld_never_waits_for_pliantd() {
     assert!(!events.read().unwrap().is_empty());
     all_free(&lab).unwrap();
 }
+
+/// Slurm's own commands with the SPANK plugin under valgrind: no byte is read or written that is not ours.
+#[test]
+fn valgrind_finds_nothing_in_commands_with_the_spank_plugin() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: valgrind is not installed (`./dev test` installs it)");
+        return;
+    }
+    let lab = Lab::builder().nodes(1).gpus(4).start().unwrap();
+    let watched = ["valgrind", "-q", "--error-exitcode=99", "--log-file=valgrind.log"];
+    let cases: [&[&str]; 4] = [
+        &["sbatch", "--gpus=1", "--elastic=2-4:5m", "--elastic-grace=10", "--wrap", "true"],
+        &["sbatch", "--gpus=1", "--wrap", "true"],
+        &["srun", "--gpus=1", "--elastic=2", "true"],
+        &["salloc", "--gpus=1", "--elastic-locality=node", "true"],
+    ];
+    for case in cases {
+        let told = lab.run_within(WAIT, lab.user(0), &[&watched, case].concat());
+        let found = std::fs::read_to_string(lab.home(lab.user(0)).join("valgrind.log")).unwrap_or_default();
+        // A wrong option is an error of the command's own, and no less work for the plugin.
+        let own = told.as_ref().err().is_some_and(|e| !e.to_string().contains("status: 99"));
+        assert!(told.is_ok() || own, "{case:?}: {told:?}\n{found}");
+        assert!(!found.contains("Invalid") && !found.contains("uninitialised"), "{case:?}: {found}");
+    }
+}

@@ -15,9 +15,10 @@ use tokio::sync::mpsc;
 const EVERY: Duration = Duration::from_secs(1);
 /// Events handed over at once.
 const BATCH: usize = 512;
-/// Between two looks while events come, and after so many looks without one it waits for the bell.
-const LOOK: Duration = Duration::from_millis(2);
-const QUIET: u32 = 25;
+/// Between two looks while events come: in a burst of starts each look costs new plans, beside a slurmctld that is busy.
+const LOOK: Duration = Duration::from_millis(5);
+/// After so many looks without an event it waits for the bell.
+const QUIET: u32 = 10;
 
 /// Runs for ever.
 pub fn run(path: &Path, inputs: &mpsc::Sender<Input>) {

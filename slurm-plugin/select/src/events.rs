@@ -95,7 +95,8 @@ pub unsafe fn begin(job: *mut c_void) {
     });
     plugin.forget(job.id());
     plugin.forget(job.array());
-    plugin.tell(&Event::Begin { job: job.id(), outcome });
+    // Its resources come at once.
+    plugin.tell_with_next(&Event::Begin { job: job.id(), outcome });
 }
 
 /// A job has its resources.

@@ -88,7 +88,9 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Submits a round, plans a GPU for each of its jobs, and lets them start.
 fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
-    let submit = |_| lab.sbatch(lab.user(0), &["--hold", "--gres=gpu:1", "-o/dev/null", "--wrap", "sleep 600"]);
+    let submit = |_| lab.sbatch(lab.user(0), &["--gres=gpu:1", "-o/dev/null", "--wrap", "sleep 600"]);
+    // They wait as in a queue: known to the plugin, and not to be started yet.
+    partition(lab, "DOWN")?;
     let jobs: Vec<JobId> = (0..ROUND).map(submit).collect::<Result<_>>()?;
     let plans = plans(&jobs)?;
     hand.write(plans.clone())?;
@@ -103,8 +105,7 @@ fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
         // Nodes are other machines: what they would do with the jobs waits until all have started.
         let nodes: Vec<String> = lab.services().into_iter().filter(|s| s.starts_with("slurmd.")).collect();
         nodes.iter().try_for_each(|node| lab.signal(node, Signal::STOP))?;
-        let list: Vec<String> = jobs.iter().map(ToString::to_string).collect();
-        let started = lab.run("root", &["scontrol", "release", &list.join(",")]).and_then(|_| {
+        let started = partition(lab, "UP").and_then(|_| {
             let wanted: BTreeSet<u32> = jobs.iter().map(|j| j.0).collect();
             lab.wait_for(Duration::from_secs(120), "the jobs of the round have started", || {
                 let Ok(all) = events.read() else { return false };
@@ -116,6 +117,10 @@ fn start_all(lab: &Lab, hand: &mut Hand, events: &mut Events) -> Result<()> {
         nodes.iter().try_for_each(|node| lab.signal(node, Signal::CONT))?;
         started
     })
+}
+
+fn partition(lab: &Lab, state: &str) -> Result<String> {
+    lab.run("root", &["scontrol", "update", "PartitionName=gpu", &format!("State={state}")])
 }
 
 /// A GPU for each job, plans of a queue behind them, and classes.

@@ -3,7 +3,7 @@
 use super::faults::{FAULTS, Fault};
 use crate::report::{Report, percentile};
 use anyhow::{Context, Result, ensure};
-use pliant_lab::Lab;
+use pliant_lab::{Lab, Signal};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,11 +26,22 @@ pub fn run(report: &mut Report) -> Result<()> {
     stock.down()
 }
 
-/// Puts slurmctld before all else, as on a machine of its own; after each start.
+/// Puts slurmctld and munged before all else, as on a machine of their own; after each start.
 pub fn prefer_slurmctld(lab: &Lab) -> Result<()> {
-    let pid = lab.process("slurmctld").context("no slurmctld")?.pid.to_string();
-    let out = Command::new("chrt").args(["-a", "-f", "-p", "1", &pid]).output()?;
-    ensure!(out.status.success(), "chrt: {}", String::from_utf8_lossy(&out.stderr));
+    ["slurmctld", "munged"].into_iter().try_for_each(|service| prefer(lab, service))
+}
+
+fn prefer(lab: &Lab, service: &str) -> Result<()> {
+    let pid = lab.process(service).with_context(|| format!("no {service}"))?.pid;
+    let threads: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/task"))?
+        .filter_map(|t| t.ok()?.file_name().into_string().ok())
+        .collect();
+    let mut done = 0;
+    // Some live for a moment only; new ones inherit it.
+    for thread in &threads {
+        done += u32::from(Command::new("chrt").args(["-f", "-p", "1", thread]).output()?.status.success());
+    }
+    ensure!(done > 0, "chrt could not put {service} before other processes");
     Ok(())
 }
 
@@ -106,23 +117,33 @@ fn started_per_second(lab: &Lab) -> Result<(f64, f64)> {
             }
             Ok(slowest)
         });
-        let ran =
-            lab.sbatch(lab.user(0), &[&tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"]).and_then(|_| idle(lab));
+        // Nodes are other machines: what they do with the jobs waits until all have started.
+        let nodes: Vec<String> = lab.services().into_iter().filter(|s| s.starts_with("slurmd.")).collect();
+        nodes.iter().try_for_each(|node| lab.signal(node, Signal::STOP))?;
+        let ran = lab.sbatch(lab.user(0), &[&tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"]).and_then(|_| {
+            lab.wait_for(Duration::from_secs(60), "all have started", || {
+                starts(lab, before).is_ok_and(|all| all.len() == JOBS as usize)
+            })
+        });
+        nodes.iter().try_for_each(|node| lab.signal(node, Signal::CONT))?;
+        let ran = ran.and_then(|()| idle(lab));
         done.store(true, Ordering::Relaxed);
         ran?;
         slowest = pings.join().map_err(|_| anyhow::anyhow!("scontrol ping"))??;
         Ok(())
     })?;
-    let log = std::fs::read(lab.log("slurmctld"))?;
-    let log = String::from_utf8_lossy(log.get(usize::try_from(before)?..).unwrap_or_default()).into_owned();
-    let starts: Vec<f64> = log
-        .lines()
-        .filter(|l| l.contains("Allocate JobId=") || l.contains("Started JobId="))
-        .filter_map(time)
-        .collect();
+    let starts = starts(lab, before)?;
     ensure!(starts.len() == JOBS as usize, "{} of {JOBS} starts in slurmctld's log", starts.len());
     let (first, last) = (percentile(&starts, 0.0), percentile(&starts, 1.0));
     Ok((f64::from(JOBS) / (last - first).max(1e-3), slowest))
+}
+
+/// When jobs have started, in seconds of the day, by slurmctld's log from a byte on.
+fn starts(lab: &Lab, from: u64) -> Result<Vec<f64>> {
+    let log = std::fs::read(lab.log("slurmctld"))?;
+    let log = String::from_utf8_lossy(log.get(usize::try_from(from)?..).unwrap_or_default()).into_owned();
+    let started = |line: &&str| line.contains("Allocate JobId=") || line.contains("Started JobId=");
+    Ok(log.lines().filter(started).filter_map(time).collect())
 }
 
 /// Waits until no job is left.
