@@ -34,7 +34,7 @@ const STEPS: [(&str, (u32, u32), &str); 4] = [
 ];
 /// Of libslurm, which every client has; nothing of slurmctld alone.
 const WANTED: &str = "slurm_bit_clear slurm_bit_clear_all slurm_bit_copy slurm_bit_copybits slurm_bit_ffs slurm_bit_fls \
-    slurm_bit_free slurm_bit_set slurm_bit_size slurm_bit_test slurm_conf slurm_info slurm_list_find_first \
+    slurm_bit_free slurm_bit_or slurm_bit_set slurm_bit_size slurm_bit_test slurm_conf slurm_info slurm_list_find_first \
     slurm_list_for_each slurm_running_in_slurmctld";
 
 fn plugin() -> PathBuf {
