@@ -4,9 +4,9 @@ use super::faults::{FAULTS, Fault};
 use crate::report::{Report, percentile};
 use anyhow::{Context, Result, ensure};
 use pliant_lab::{Lab, Signal};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Jobs of a run.
 const JOBS: u32 = 300;
@@ -103,39 +103,52 @@ fn compare(report: &mut Report, ours: &Lab, stock: &Lab, fault: &Fault) -> Resul
 fn started_per_second(lab: &Lab) -> Result<(f64, f64)> {
     let tasks = format!("--array=0-{}", JOBS - 1);
     let before = std::fs::metadata(lab.log("slurmctld"))?.len();
-    let (done, mut slowest) = (AtomicBool::new(false), 0.0_f64);
-    std::thread::scope(|scope| -> Result<()> {
-        let pings = scope.spawn(|| -> Result<f64> {
-            let mut slowest = 0.0_f64;
-            while !done.load(Ordering::Relaxed) {
-                let asked = Instant::now();
-                // The question is how slurmctld answers, not how long the command waits for a core.
-                let answer = lab.run("root", &["chrt", "-f", "1", "scontrol", "ping"])?;
-                ensure!(answer.contains("is UP"), "{answer}");
-                slowest = slowest.max(asked.elapsed().as_secs_f64());
-                std::thread::sleep(Duration::from_millis(250));
-            }
-            Ok(slowest)
-        });
-        // Nodes are other machines: what they do with the jobs waits until all have started.
-        let nodes: Vec<String> = lab.services().into_iter().filter(|s| s.starts_with("slurmd.")).collect();
-        nodes.iter().try_for_each(|node| lab.signal(node, Signal::STOP))?;
-        let ran = lab.sbatch(lab.user(0), &[&tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"]).and_then(|_| {
-            lab.wait_for(Duration::from_secs(60), "all have started", || {
-                starts(lab, before).is_ok_and(|all| all.len() == JOBS as usize)
-            })
-        });
-        nodes.iter().try_for_each(|node| lab.signal(node, Signal::CONT))?;
-        let ran = ran.and_then(|()| idle(lab));
-        done.store(true, Ordering::Relaxed);
-        ran?;
-        slowest = pings.join().map_err(|_| anyhow::anyhow!("scontrol ping"))??;
-        Ok(())
-    })?;
+    let pings = Pings::start(lab)?;
+    // Nodes are other machines: what they do with the jobs waits until all have started.
+    let nodes: Vec<String> = lab.services().into_iter().filter(|s| s.starts_with("slurmd.")).collect();
+    nodes.iter().try_for_each(|node| lab.signal(node, Signal::STOP))?;
+    let ran = lab.sbatch(lab.user(0), &[&tasks, "--gres=gpu:1", "-o/dev/null", "--wrap", "true"]).and_then(|_| {
+        lab.wait_for(Duration::from_secs(60), "all have started", || {
+            starts(lab, before).is_ok_and(|all| all.len() == JOBS as usize)
+        })
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    let slowest = pings.slowest();
+    nodes.iter().try_for_each(|node| lab.signal(node, Signal::CONT))?;
+    ran.and_then(|()| idle(lab))?;
+    let slowest = slowest?;
     let starts = starts(lab, before)?;
     ensure!(starts.len() == JOBS as usize, "{} of {JOBS} starts in slurmctld's log", starts.len());
     let (first, last) = (percentile(&starts, 0.0), percentile(&starts, 1.0));
     Ok((f64::from(JOBS) / (last - first).max(1e-3), slowest))
+}
+
+/// Asks slurmctld four times a second whether it is there, before all other processes: the question is how slurmctld
+/// answers, not how long a command waits for a core.
+struct Pings(Child);
+
+impl Pings {
+    fn start(lab: &Lab) -> Result<Pings> {
+        let script = "while a=$EPOCHREALTIME; scontrol ping; do echo took $a $EPOCHREALTIME; sleep 0.25; done";
+        let mut command = lab.command("root", "chrt")?;
+        let child = command.args(["-f", "2", "bash", "-c", script]).stdout(Stdio::piped()).spawn()?;
+        Ok(Pings(child))
+    }
+
+    /// Seconds of the slowest answer.
+    fn slowest(mut self) -> Result<f64> {
+        self.0.kill()?;
+        let mut text = String::new();
+        self.0.stdout.take().context("no stdout")?.read_to_string(&mut text)?;
+        self.0.wait()?;
+        let took = |line: &str| {
+            let (from, to) = line.strip_prefix("took ")?.split_once(' ')?;
+            Some(to.parse::<f64>().ok()? - from.parse::<f64>().ok()?)
+        };
+        let all: Vec<f64> = text.lines().filter_map(took).collect();
+        ensure!(all.len() > 2 && !text.contains("DOWN"), "scontrol ping: {text}");
+        Ok(percentile(&all, 1.0))
+    }
 }
 
 /// When jobs have started, in seconds of the day, by slurmctld's log from a byte on.
