@@ -309,12 +309,9 @@ impl Attempt<'_> {
     }
 
     fn tell(&self, plugin: &Plugin, fits: bool) {
-        if !self.asked.is_run_now() {
-            return;
+        if self.asked.is_run_now() {
+            plugin.tell(&Event::Test { job: self.job.id(), fits, outcome: self.outcome.clone() });
         }
-        let event = Event::Test { job: self.job.id(), fits, outcome: self.outcome.clone() };
-        // One that fits is started at once.
-        if fits { plugin.tell_with_next(&event) } else { plugin.tell(&event) }
     }
 }
 
