@@ -1,5 +1,5 @@
-//! Shared files between pliantd and the select plugin inside slurmctld: the plan board ([`plan`]) and the event ring
-//! ([`ring`]). Both lie on a tmpfs, each is written by one side only, and neither is ever mapped: what another process
+//! Shared files between pliantd and the select plugin inside slurmctld: the plan board (`plan`) and the event ring
+//! (`ring`). Both lie on a tmpfs, each is written by one side only, and neither is ever mapped: what another process
 //! may truncate must not be.
 
 mod bytes;
